@@ -1,0 +1,151 @@
+"""The Serve application's arguments: one closed, frozen model at every level, so that a misspelt key stops the start.
+
+`builder.build` receives a `Worldstage`; nothing else reads configuration, and the environment is never consulted.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Closed(BaseModel):
+    """Base of every configuration model: unknown fields are errors, values cannot change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Topology(Closed):
+    """How one model is spread over ranks.  A gang has ``pp * cfg`` ranks; rank = branch * pp + stage."""
+
+    pp: int = Field(1, ge=1, le=4, description="Pipeline stages of one guidance branch.")
+    cfg: Literal[1, 2] = Field(1, description="1: both guidance branches on one chain; 2: a chain for each branch.")
+    split: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, description="Blocks of each stage, first to last; None splits as evenly as possible."
+    )
+    gangs: int = Field(1, ge=1, description="Independent copies of the whole pipeline.")
+    requests_in_flight: int = Field(
+        2, ge=1, le=64, description="Requests one gang interleaves; pp of them (pp/2 with cfg 1) fill the pipeline."
+    )
+
+    @model_validator(mode="after")
+    def _split_names_every_stage(self) -> Topology:
+        if self.split is not None and len(self.split) != self.pp:
+            raise ValueError(f"split: got {len(self.split)} stages {list(self.split)}, expected pp = {self.pp} of them")
+        return self
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one gang."""
+        return self.pp * self.cfg
+
+
+class Placement(Closed):
+    """Where the processes of one role run.  All values are for one process."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where the process is given a GPU.")
+    cpus: float = Field(0.1, ge=0, description="CPUs Ray reserves.")
+    gpus: float = Field(0, ge=0, description="GPUs Ray reserves; below 1, processes share a card.")
+    threads: int | None = Field(None, ge=1, description="Torch threads on a CPU; None leaves torch's own choice.")
+
+    @model_validator(mode="after")
+    def _cuda_needs_a_gpu(self) -> Placement:
+        if self.device == "cuda" and self.gpus == 0:
+            raise ValueError("device: got 'cuda' with gpus = 0; set gpus above 0 or device to 'auto' or 'cpu'")
+        if self.device == "cpu" and self.gpus > 0:
+            raise ValueError(f"gpus: got {self.gpus} with device 'cpu'; set gpus to 0 or device to 'auto' or 'cuda'")
+        return self
+
+
+class Service(Placement):
+    """A deployment beside the gang."""
+
+    replicas: int = Field(1, ge=1)
+
+
+class VideoDefaults(Closed):
+    """What a request gets for the fields it does not send; shown in full in every job."""
+
+    width: int = Field(832, ge=16, multiple_of=16, description="Pixels.")
+    height: int = Field(480, ge=16, multiple_of=16, description="Pixels.")
+    num_frames: int = Field(81, ge=1, description="4k + 1: the VAE's first latent frame holds one frame, later ones 4.")
+    fps: int = Field(16, ge=1, le=120, description="Frames a second of the file; it does not change the frames.")
+    num_inference_steps: int = Field(50, ge=1)
+    guidance_scale: float = Field(5.0, ge=0, le=100, description="1 or less runs the positive branch alone.")
+    guidance_scale_2: float | None = Field(
+        None, ge=0, le=100, description="Guidance of the low-noise expert; None: guidance_scale."
+    )
+    flow_shift: float | None = Field(None, gt=0, le=100, description="None: the checkpoint's scheduler_config.json.")
+    negative_prompt: str = ""
+    max_sequence_length: int = Field(512, ge=1, description="Text tokens; shorter prompts are padded with zeros.")
+
+    @model_validator(mode="after")
+    def _frames_fit_the_vae(self) -> VideoDefaults:
+        if self.num_frames % 4 != 1:
+            below = max(1, (self.num_frames - 1) // 4 * 4 + 1)
+            raise ValueError(f"num_frames: got {self.num_frames}, expected 4k + 1; nearest {below} and {below + 4}")
+        return self
+
+
+class VideoLimits(Closed):
+    """Upper bounds of one request; above them the answer is 400 with the bound."""
+
+    max_pixels: int = Field(1280 * 720, ge=256, description="width * height.")
+    max_frames: int = Field(121, ge=1)
+    max_steps: int = Field(100, ge=1, le=1000)
+    max_prompt_chars: int = Field(4000, ge=1)
+    max_sequence_length: int = Field(512, ge=1)
+
+
+class VideoModel(Closed):
+    """One served text-to-video model."""
+
+    kind: Literal["video"] = "video"
+    name: str = Field(pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}$", description="The `model` of a request.")
+    checkpoint: str = Field(description="Diffusers-layout folder, or a hub id together with `revision`.")
+    revision: str | None = Field(None, description="Commit of a hub id; a branch name would not pin the weights.")
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    compile: Literal["none", "blocks"] = Field("none", description="blocks: torch.compile of each block on its own.")
+    topology: Topology = Topology()
+    ranks: Placement = Placement()
+    text_encoder: Service = Service()
+    decoder: Service = Service()
+    transport: Literal["auto", "nccl", "gloo", "staged"] = Field(
+        "auto", description="auto: gloo on CPUs, nccl with a GPU a rank, staged (through host memory) on a shared GPU."
+    )
+    data_timeout_s: float = Field(120, gt=0, description="Longest wait for a peer's tensor before the gang restarts.")
+    defaults: VideoDefaults = VideoDefaults()
+    limits: VideoLimits = VideoLimits()
+
+
+class Jobs(Closed):
+    """The durable job table and where results go."""
+
+    database_url: str = Field("sqlite:///worldstage-data/jobs.db", description="Any SQLAlchemy URL.")
+    storage_url: str = Field("worldstage-data/results", description="fsspec URL or folder that every node can reach.")
+    max_queued: int = Field(64, ge=1, description="Jobs waiting for a model; more are refused with 429.")
+    max_attempts: int = Field(3, ge=1, description="Runs of one job before a lost worker fails it.")
+    checkpoint_every_steps: int = Field(10, ge=0, description="Steps between saved solver states; 0 saves none.")
+
+
+class Http(Closed):
+    """Bounds of the HTTP surface."""
+
+    max_body_bytes: int = Field(1 << 20, ge=1024)
+
+
+class Worldstage(Closed):
+    """Arguments of `builder.build`, the `args` of the application in a Serve config file."""
+
+    models: tuple[VideoModel, ...] = Field(min_length=1)
+    jobs: Jobs = Jobs()
+    http: Http = Http()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Worldstage:
+        names = [model.name for model in self.models]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"models: name used twice: {twice}")
+        return self

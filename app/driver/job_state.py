@@ -1,0 +1,101 @@
+"""The life of a video job.
+
+    QUEUED -> ENCODING -> DENOISING -> DECODING -> COMPLETED
+    QUEUED, ENCODING, DENOISING, DECODING -> FAILED | CANCELLED
+    ENCODING, DENOISING, DECODING -> QUEUED          a lost worker or a restarted driver: the job runs again or resumes
+    final: COMPLETED, FAILED, CANCELLED
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class JobState(StrEnum):
+    """States of a job; the values are stored and shown."""
+
+    QUEUED = "queued"
+    ENCODING = "encoding"
+    DENOISING = "denoising"
+    DECODING = "decoding"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+RUNNING = frozenset({JobState.ENCODING, JobState.DENOISING, JobState.DECODING})
+FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
+TRANSITIONS: dict[JobState, frozenset[JobState]] = {
+    JobState.QUEUED: frozenset({JobState.ENCODING, JobState.FAILED, JobState.CANCELLED}),
+    JobState.ENCODING: frozenset({JobState.DENOISING, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.DENOISING: frozenset({JobState.DECODING, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.DECODING: frozenset({JobState.COMPLETED, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
+    JobState.COMPLETED: frozenset(),
+    JobState.FAILED: frozenset(),
+    JobState.CANCELLED: frozenset(),
+}
+
+
+class IllegalTransition(ValueError):
+    """A job was asked to take a step its state does not allow."""
+
+    def __init__(self, job_id: str, old: JobState, new: JobState) -> None:
+        super().__init__(job_id, old, new)
+        self.job_id, self.old, self.new = job_id, old, new
+
+    def __str__(self) -> str:
+        allowed = ", ".join(sorted(TRANSITIONS[self.old])) or "nothing: the state is final"
+        return f"job {self.job_id}: {self.old} -> {self.new} is not allowed; from {self.old}: {allowed}"
+
+
+class VideoParams(BaseModel):
+    """Every effective value of one request: nothing is filled in later.  Stored with the job and shown in it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str
+    prompt: str
+    negative_prompt: str
+    width: int
+    height: int
+    num_frames: int
+    fps: int
+    num_inference_steps: int
+    guidance_scale: float
+    guidance_scale_2: float | None = Field(description="None on a model with one expert.")
+    flow_shift: float
+    seed: int = Field(ge=0, lt=2**63)
+    max_sequence_length: int
+    outputs: tuple[Literal["sheet", "frames"], ...] = Field((), description="Files beside the mp4: PNG sheet, npz.")
+
+
+class JobError(BaseModel):
+    """Why a job failed, in words for its owner."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    code: str
+    message: str
+
+
+class Job(BaseModel):
+    """One row of the job table.  Times are Unix seconds; durations seconds."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    params: VideoParams
+    state: JobState = JobState.QUEUED
+    created_at: float
+    started_at: float | None = None
+    finished_at: float | None = None
+    attempt: int = Field(0, description="Runs begun so far.")
+    step: int = Field(0, description="Solver steps done in this attempt, those before a resume included.")
+    gang: str | None = Field(None, description="Gang that runs it; a restarted driver asks there first.")
+    fingerprint: str = Field(description="SHA-256 of the model's weights.")
+    timings: dict[str, float] = Field(default_factory=dict, description="Seconds by phase; queued counts all waits.")
+    files: dict[str, int] = Field(default_factory=dict, description="Result files and their bytes.")
+    error: JobError | None = None
