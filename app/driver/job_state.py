@@ -99,3 +99,14 @@ class Job(BaseModel):
     timings: dict[str, float] = Field(default_factory=dict, description="Seconds by phase; queued counts all waits.")
     files: dict[str, int] = Field(default_factory=dict, description="Result files and their bytes.")
     error: JobError | None = None
+
+
+class JobView(BaseModel):
+    """A job as its owner sees it now: the stored row and what only the running driver knows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    job: Job
+    progress: int = Field(ge=0, le=100, description="Percent of the expected work; 100 only when COMPLETED.")
+    position: int | None = Field(None, ge=1, description="Place in the queue, 1 = next; None once it runs.")
+    eta_s: float | None = Field(None, ge=0, description="Expected seconds to the file; None when nothing is known yet.")
