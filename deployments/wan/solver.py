@@ -1,0 +1,118 @@
+"""The solver of one request: a diffusers scheduler object of its own, its state, and its way through two experts.
+
+Axes: B batch, C latent channel, F latent frame, H/W latent height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+SHIFT_FIELD = {UniPCMultistepScheduler: "flow_shift", FlowMatchEulerDiscreteScheduler: "shift"}
+SCHEDULERS = {cls.__name__: cls for cls in SHIFT_FIELD}
+
+
+@dataclass(frozen=True)
+class SolverSpec:
+    """Everything that fixes a solver's timesteps."""
+
+    scheduler: str
+    """Class name, a key of `SCHEDULERS`."""
+    config: dict[str, Any]
+    """The checkpoint's scheduler_config.json."""
+    steps: int
+    flow_shift: float
+    boundary_ratio: float | None
+    """Two experts: `transformer` while t >= boundary_ratio * num_train_timesteps, then `transformer_2`."""
+
+    def build(self, device: torch.device) -> UniPCMultistepScheduler | FlowMatchEulerDiscreteScheduler:
+        """A fresh scheduler with its timesteps set; schedulers carry history, so requests never share one."""
+        cls = SCHEDULERS[self.scheduler]
+        scheduler = cls.from_config(self.config, **{SHIFT_FIELD[cls]: self.flow_shift})
+        scheduler.set_timesteps(self.steps, device=device)
+        return scheduler
+
+    def experts(self) -> list[int]:
+        """The expert of each step, by the rule of diffusers' `WanPipeline.__call__`."""
+        if self.boundary_ratio is None:
+            return [0] * self.steps
+        scheduler = self.build(torch.device("cpu"))
+        boundary = self.boundary_ratio * scheduler.config.num_train_timesteps
+        return [0 if t >= boundary else 1 for t in scheduler.timesteps.tolist()]
+
+
+class _Unchecked(TorchFunctionMode):
+    """`torch.linalg.solve` asks the device whether the matrix was singular; UniPC's 2x2 never is, and asking waits."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.linalg.solve:
+            return torch.linalg.solve_ex(*args, **(kwargs or {}))[0]
+        return func(*args, **(kwargs or {}))
+
+
+class Solver:
+    """Advances one request's latents, one step a call, with no wait of the host for the device.
+
+    The arithmetic is the scheduler's own, so latents equal `WanPipeline`'s bit for bit.
+    """
+
+    def __init__(self, spec: SolverSpec, device: torch.device, start: int = 0) -> None:
+        self._scheduler = spec.build(device)
+        self._scheduler.set_begin_index(start)
+        self._device = device
+        self.timesteps: Tensor = self._scheduler.timesteps
+        """[steps], on the device, the scheduler's dtype."""
+        # set_timesteps leaves the sigmas on the CPU, from where every use would be a blocking copy.
+        self._scheduler.sigmas = self._scheduler.sigmas.to(device)
+
+    def step(self, index: int, prediction: Tensor, latents: Tensor) -> Tensor:
+        """prediction: [B, C, F, H, W], model dtype, after guidance.  latents: fp32, entering step `index`; returns the next."""
+        with _Unchecked():
+            return self._scheduler.step(prediction, self.timesteps[index], latents, return_dict=False)[0]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """History beside the latents: tensors (on the device, not copied) and plain numbers; empty for a one-step solver.
+
+        All of it is needed: without `last_sample` or `lower_order_nums` the scheduler goes on, wrongly and in silence.
+        """
+        s = self._scheduler
+        if not isinstance(s, UniPCMultistepScheduler):
+            return {}, {}
+        tensors = {f"model_outputs.{i}": x for i, x in enumerate(s.model_outputs) if x is not None}
+        if s.last_sample is not None:
+            tensors["last_sample"] = s.last_sample
+        numbers = {
+            "lower_order_nums": s.lower_order_nums,
+            "this_order": getattr(s, "this_order", None),
+            # Positions, not values: int64 timesteps repeat in dense schedules.
+            "timestep_list": [None if t is None else self._step_of(t) for t in s.timestep_list],
+        }
+        return tensors, numbers
+
+    def load_state(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Inverse of `state`, on a solver made with the `start` at which the state was taken."""
+        s = self._scheduler
+        if not isinstance(s, UniPCMultistepScheduler):
+            return
+        order = s.config.solver_order
+        s.model_outputs = [self._move(tensors.get(f"model_outputs.{i}")) for i in range(order)]
+        s.last_sample = self._move(tensors.get("last_sample"))
+        s.lower_order_nums = numbers["lower_order_nums"]
+        if numbers["this_order"] is not None:
+            s.this_order = numbers["this_order"]
+        s.timestep_list = [None if i is None else self.timesteps[i] for i in numbers["timestep_list"]]
+
+    def _move(self, tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.to(self._device)
+
+    def _step_of(self, timestep: Tensor) -> int:
+        """`timestep_list` holds views of `timesteps`; the view's offset is its position, without a device read."""
+        return int(timestep.storage_offset())
