@@ -77,6 +77,7 @@ class WanStage(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.dtype, self.first, self.last = model, dtype, first, last
+        self.width: int = model.config.num_attention_heads * model.config.attention_head_dim
         for block in model.blocks:
             block.attn2.set_processor(_TextKVProcessor())
             if compile_blocks:

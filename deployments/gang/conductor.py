@@ -1,0 +1,228 @@
+"""Rank 0's loop and the other ranks' loop.
+
+Only rank 0 admits requests and chooses the order; it announces each step before it runs its own part, and every rank runs
+the announced steps in that order, so no collective is needed to agree.  Requests take turns: while one request's latents
+are on their way through the stages, another's next step enters.
+
+    submit ──> waiting ──> open ──> (announce, run) ... collect ... ──> result ──> Close
+    cancel: the request gets no further step; the one in flight is collected, then Close goes out
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from deployments.gang.control import Announcer, ControlChannel
+from deployments.gang.messages import Close, Open, Run, Stop
+
+
+class Worker(Protocol):
+    """One rank's part of the work.  Called on one thread only."""
+
+    def open(self, request: int, spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Prepare a request."""
+
+    def run(self, request: int, position: int, digest: int) -> None:
+        """This rank's part of one step."""
+
+    def collect(self, request: int, position: int) -> None:
+        """Rank 0: wait until the step's outcome is back."""
+
+    def result(self, request: int) -> Tensor:
+        """Rank 0: the outcome of the last step, on the CPU."""
+
+    def close(self, request: int) -> None:
+        """Drop the request's state."""
+
+
+class Listener(Protocol):
+    """Whoever asked for a request.  Called on the conductor's thread; must return at once and never raise."""
+
+    def on_step(self, done: int) -> None:
+        """`done` steps of the plan have been collected."""
+
+    def on_result(self, latents: Tensor, seconds: float) -> None:
+        """The request is complete; seconds from its first step to its last."""
+
+    def on_failure(self, error: BaseException) -> None:
+        """The gang cannot go on; the request may be sent to another one."""
+
+
+@dataclass
+class Submission:
+    """One request as the conductor is given it."""
+
+    key: str
+    """The caller's name for it; a second submission with the key of a living one takes over as its listener."""
+    spec: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+    steps: int
+    digest: int
+    listener: Listener
+
+
+@dataclass
+class _Active:
+    submission: Submission
+    request: int
+    launched: int = 0
+    collected: int = 0
+    began: float = field(default_factory=time.perf_counter)
+    cancelled: bool = False
+
+
+class Conductor:
+    """Rank 0.  `submit`, `cancel` and `stop` may be called from any thread; `run` is the loop of the device's thread."""
+
+    def __init__(self, worker: Worker, announcer: Announcer, in_flight: int) -> None:
+        self._worker, self._announcer, self._in_flight = worker, announcer, in_flight
+        self._changed = threading.Condition()
+        self._waiting: deque[Submission] = deque()
+        self._cancels: set[str] = set()
+        self._stopping = False
+        self._active: dict[str, _Active] = {}
+        self._numbers = 0
+        self._failure: BaseException | None = None
+
+    def submit(self, submission: Submission) -> None:
+        """Queue a request; after a failure of the gang its listener hears of it at once."""
+        with self._changed:
+            if self._failure is None:
+                self._cancels.discard(submission.key)
+                active = self._active.get(submission.key)
+                if active is None or active.cancelled:
+                    self._waiting.append(submission)
+                else:
+                    active.submission.listener = submission.listener
+                self._changed.notify()
+                return
+            failure = self._failure
+        submission.listener.on_failure(failure)
+
+    def cancel(self, key: str) -> None:
+        """Give a request no further step."""
+        with self._changed:
+            self._cancels.add(key)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End the loop after the step in flight; what is unfinished hears of a failure."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def run(self) -> None:
+        """The loop; returns after `stop`, raises what broke the gang after telling every listener."""
+        in_flight: deque[_Active] = deque()
+        try:
+            while self._wait_for_work(bool(in_flight)):
+                self._take_cancels(in_flight)
+                self._admit()
+                ready = self._next_ready(in_flight)
+                if ready is not None:
+                    self._announcer.announce(Run(ready.request, ready.launched, ready.submission.digest))
+                    self._worker.run(ready.request, ready.launched, ready.submission.digest)
+                    ready.launched += 1
+                    in_flight.append(ready)
+                elif in_flight:
+                    self._collect(in_flight.popleft())
+            self._announcer.announce(Stop())
+            self._fail(RuntimeError("the gang is shutting down"))
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _wait_for_work(self, busy: bool) -> bool:
+        """Sleep while there is nothing to do; False once the loop shall end."""
+        with self._changed:
+            while not (busy or self._active or self._waiting or self._stopping):
+                self._cancels.clear()  # of requests that have ended meanwhile
+                self._changed.wait()
+            return not self._stopping or busy
+
+    def _take_cancels(self, in_flight: deque[_Active]) -> None:
+        with self._changed:
+            cancels, self._cancels = self._cancels, set()
+            self._waiting = deque(s for s in self._waiting if s.key not in cancels)
+            hit = [active for key, active in self._active.items() if key in cancels]
+        for active in hit:
+            active.cancelled = True
+            if active not in in_flight:
+                self._close(active)
+
+    def _admit(self) -> None:
+        while True:
+            with self._changed:
+                if not self._waiting or len(self._active) >= self._in_flight:
+                    return
+                submission = self._waiting.popleft()
+                if submission.key in self._active:  # its cancelled forerunner still has a step in flight
+                    self._waiting.appendleft(submission)
+                    return
+                self._numbers += 1
+                active = self._active[submission.key] = _Active(submission, self._numbers)
+            opened = Open(active.request, submission.spec, submission.tensors)
+            self._announcer.announce(opened)
+            self._worker.open(opened.request, opened.spec, opened.tensors)
+            submission.tensors = {}
+            if submission.steps == 0:
+                self._finish(active)
+
+    def _next_ready(self, in_flight: deque[_Active]) -> _Active | None:
+        """The request that has waited longest for its turn, none of whose steps is in flight."""
+        if self._stopping:
+            return None
+        idle = [a for a in self._active.values() if a not in in_flight and not a.cancelled]
+        return min(idle, key=lambda a: (a.launched, a.request), default=None)
+
+    def _collect(self, active: _Active) -> None:
+        self._worker.collect(active.request, active.collected)
+        active.collected += 1
+        if active.cancelled:
+            self._close(active)
+            return
+        active.submission.listener.on_step(active.collected)
+        if active.collected == active.submission.steps:
+            self._finish(active)
+
+    def _finish(self, active: _Active) -> None:
+        latents = self._worker.result(active.request)
+        self._close(active)
+        active.submission.listener.on_result(latents, time.perf_counter() - active.began)
+
+    def _close(self, active: _Active) -> None:
+        with self._changed:
+            self._active.pop(active.submission.key, None)
+        self._announcer.announce(Close(active.request))
+        self._worker.close(active.request)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            listeners = [a.submission.listener for a in self._active.values()]
+            listeners += [s.listener for s in self._waiting]
+            self._active.clear()
+            self._waiting.clear()
+        for listener in listeners:
+            listener.on_failure(error)
+
+
+def follow(worker: Worker, channel: ControlChannel) -> None:
+    """The loop of ranks 1..: run what rank 0 announces; returns after Stop, raises when rank 0 or a peer is lost."""
+    while True:
+        match channel.follow():
+            case Open(request, spec, tensors):
+                worker.open(request, spec, tensors)
+            case Run(request, position, digest):
+                worker.run(request, position, digest)
+            case Close(request):
+                worker.close(request)
+            case Stop():
+                return
