@@ -30,7 +30,7 @@ SaveState = Callable[[str, bytes], None]
 """Stores a job's solver state; called on a thread of its own."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Request:
     task: VideoTask
     solver: Solver
@@ -59,6 +59,8 @@ class VideoWorker:
         self._save_state = save_state
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="solver-state")
         self._requests: dict[int, _Request] = {}
+        self._due: deque[_Request] = deque()
+        """Second chain's first rank: requests whose latents are on their way, in the order they were sent."""
 
     @torch.inference_mode()
     def open(self, request: int, spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -100,8 +102,7 @@ class VideoWorker:
         on_solver_rank = self._rank == plan.solver_rank
         predictions: dict[Branch, Tensor] = {}
         mine = [branch for branch in plan.branches if plan.chain(branch) == chain]
-        if first and mine and position and not on_solver_rank and self._rank != 0:
-            self._receive_latents(state)  # rank 0 took them in `collect`
+        self._take_due(state)
         time = stage.time(state.solver.timesteps[step.index].expand(1)) if mine else None
         for branch in mine:
             assert time is not None
@@ -120,6 +121,8 @@ class VideoWorker:
                 self._transport.send(out, plan.solver_rank, "prediction")
         if on_solver_rank:
             self._solve(state, position, predictions)
+        elif first and mine and chain and position < len(plan.steps) - 1:
+            self._due.append(state)
         if self._device.type == "cuda":
             mark = torch.cuda.Event()
             mark.record()
@@ -145,6 +148,10 @@ class VideoWorker:
         if self._save_state and task.checkpoint_every and (final or (step.index + 1) % task.checkpoint_every == 0):
             self._save(state, step.index + 1)
 
+    def _take_due(self, state: _Request) -> None:
+        while state in self._due:
+            self._receive_latents(self._due.popleft())
+
     def _receive_latents(self, state: _Request) -> None:
         task = state.task
         state.latents = self._transport.recv(task.latent_shape, torch.float32, task.plan.solver_rank, "latents")
@@ -167,8 +174,8 @@ class VideoWorker:
         return self._requests[request].latents.cpu()
 
     def close(self, request: int) -> None:
-        """Drop everything the request holds; a request that is not open is none of our business."""
-        self._requests.pop(request, None)
+        """Drop everything the request holds.  Latents still on their way are taken, or the next request would get them."""
+        self._take_due(self._requests.pop(request))
 
     def shutdown(self) -> None:
         """Finish the writes that have begun."""

@@ -1,0 +1,146 @@
+"""The Serve replica of one rank: it joins its gang and, as rank 0, turns a call into a stream of progress."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from typing import Any, Literal, TypedDict
+
+import ray
+from ray import serve
+from safetensors.torch import load, save
+from torch import Tensor
+
+from deployments.gang.conductor import Submission
+from deployments.gang.rank import JOIN_TIMEOUT_S, Rank, RankSpec
+from deployments.gang.rendezvous import leave, meet
+
+STOP_TIMEOUT_S = 20.0
+"""Longest wait for a step in flight when the replica is told to go."""
+
+logger = logging.getLogger("ray.serve")
+
+
+class GangEvent(TypedDict, total=False):
+    """One item of a request's stream: first ``accepted``, then ``step`` s (the newest where they pile up), then ``result``."""
+
+    kind: Literal["accepted", "step", "result"]
+    gang: str
+    done: int
+    """Steps of the plan collected so far."""
+    latents: list[ray.ObjectRef]
+    """One reference to a safetensors blob with ``latents``; in a list so that it travels as a reference."""
+    seconds: float
+    """From the first step to the last."""
+
+
+class GangLost(RuntimeError):
+    """The gang broke while it had the request; another one, or the same restarted, can take it."""
+
+
+class _Stream:
+    """Carries events from the conductor's thread to the event loop; unread steps give way to newer ones."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._done = 0
+        self._end: tuple[Tensor, float] | BaseException | None = None
+
+    def on_step(self, done: int) -> None:
+        self._loop.call_soon_threadsafe(self._put, done, None)
+
+    def on_result(self, latents: Tensor, seconds: float) -> None:
+        self._loop.call_soon_threadsafe(self._put, None, (latents, seconds))
+
+    def on_failure(self, error: BaseException) -> None:
+        self._loop.call_soon_threadsafe(self._put, None, error)
+
+    def _put(self, done: int | None, end: tuple[Tensor, float] | BaseException | None) -> None:
+        self._done = self._done if done is None else done
+        self._end = self._end or end
+        self._news.set()
+
+    async def __aiter__(self) -> AsyncIterator[int | tuple[Tensor, float]]:
+        """Steps done, then the result; raises GangLost."""
+        told = 0
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._done > told:
+                told = self._done
+                yield told
+            match self._end:
+                case None:
+                    continue
+                case BaseException() as error:
+                    raise GangLost(f"the gang broke: {error!r}") from error
+                case result:
+                    yield result
+                    return
+
+
+class StageReplica:
+    """One rank.  Constructed by Serve in every process of a gang; ready when the whole gang is."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        gang = serve.get_replica_context().gang_context
+        if gang is None:
+            raise RuntimeError("StageReplica: deploy it with gang_scheduling_config, a gang of one included")
+        self._gang_id, self._rank_number = gang.gang_id, gang.rank
+        self._stopped = False
+        store = meet(gang.gang_id, gang.rank, gang.world_size, JOIN_TIMEOUT_S)
+        self._rank = Rank(spec, gang.rank, gang.world_size, store)
+        self._rank.wait_ready()
+        if gang.rank == 0:
+            leave(gang.gang_id)
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What the router and operators see of this replica."""
+        node = ray.get_runtime_context().get_node_id()
+        return {"gang": self._gang_id, "rank": self._rank_number, "node": node, "pid": os.getpid()}
+
+    async def check_health(self) -> None:
+        """Raises once the device thread has ended, so that Serve restarts the gang."""
+        if not self._rank.alive and not self._stopped:
+            raise RuntimeError(f"rank {self._rank_number} of gang {self._gang_id} has stopped: {self._rank.failure!r}")
+
+    async def generate(
+        self, key: str, spec: dict[str, Any], blobs: list[ray.ObjectRef | bytes], steps: int, digest: int
+    ) -> AsyncIterator[GangEvent]:
+        """Rank 0: run one request; closing the stream cancels it within a step.
+
+        key: names the request; a second call with the key of a running one takes over its stream.
+        spec, steps, digest: as in `Submission`.  blobs: safetensors, by value or by reference, merged into its tensors.
+        """
+        tensors: dict[str, Tensor] = {}
+        for blob in blobs:
+            tensors |= load(blob if isinstance(blob, bytes) else await blob)
+        stream = _Stream()
+        conductor = self._rank.conductor
+        conductor.submit(Submission(key, spec, tensors, steps, digest, stream))
+        ended = False
+        try:
+            yield GangEvent(kind="accepted", gang=self._gang_id)
+            async for item in stream:
+                if isinstance(item, int):
+                    yield GangEvent(kind="step", done=item)
+                else:
+                    latents, seconds = item
+                    ended = True
+                    blob = await asyncio.to_thread(save, {"latents": latents})
+                    yield GangEvent(kind="result", latents=[ray.put(blob)], seconds=seconds)
+        except GangLost:
+            ended = True
+            raise
+        finally:
+            if not ended:
+                conductor.cancel(key)
+
+    def __del__(self) -> None:
+        """Serve's way to say that the replica shall go."""
+        if getattr(self, "_rank", None) is not None:
+            self._stopped = True
+            self._rank.stop(STOP_TIMEOUT_S)

@@ -1,0 +1,69 @@
+"""A rank of a gang that serves a Wan text-to-video model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from deployments.gang.transport import Backend, Transport
+from deployments.storage import Storage
+from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
+from deployments.wan.stage import WanStage
+from deployments.wan.video_worker import VideoWorker
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SOLVER_STATE = "solver.safetensors"
+
+
+def solver_state_key(job: str) -> str:
+    """Where a job's latest solver state is stored."""
+    return f"{job}/{SOLVER_STATE}"
+
+
+def save_solver_state(storage: Storage, job: str, data: bytes) -> None:
+    """Replace a job's solver state."""
+    storage.put_bytes(data, solver_state_key(job))
+
+
+@dataclass(frozen=True)
+class VideoRankSpec:
+    """What every rank of a video gang is made from.  Implements `RankSpec`."""
+
+    checkpoint: str
+    revision: str | None
+    dtype: Literal["float32", "bfloat16"]
+    compile_blocks: bool
+    pp: int
+    cfg: int
+    split: tuple[int, ...] | None
+    backend: Backend
+    data_timeout_s: float
+    in_flight: int
+    threads: int | None
+    on_gpu: bool
+    storage_url: str
+    """Where solver states are saved."""
+
+    def device(self, rank: int) -> torch.device:
+        """The GPU that Ray gave this process, or the CPU."""
+        if not self.on_gpu:
+            return torch.device("cpu")
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"rank {rank}: configured for a GPU, but torch sees none; check ranks.gpus and CUDA")
+        return torch.device("cuda", 0)
+
+    def worker(self, rank: int, device: torch.device, transport: Transport) -> VideoWorker:
+        """Read this rank's blocks of every expert and nothing else."""
+        checkpoint = open_checkpoint(self.checkpoint, self.revision)
+        index = rank % self.pp
+        blocks = split_blocks(checkpoint.num_blocks, self.pp, self.split)[index]
+        dtype, first, last = DTYPES[self.dtype], index == 0, index == self.pp - 1
+        stages = []
+        for expert in checkpoint.experts:
+            model = load_expert(checkpoint, expert, blocks, first=first, last=last, dtype=dtype, device=device)
+            stages.append(WanStage(model, dtype, first=first, last=last, compile_blocks=self.compile_blocks))
+        save = partial(save_solver_state, Storage(self.storage_url))
+        return VideoWorker(tuple(stages), rank, device, transport, save)
