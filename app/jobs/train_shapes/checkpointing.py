@@ -1,0 +1,59 @@
+"""State of a training stage on disk, and the averaged weights it ends with.
+
+A stage that is stopped after step k and started again goes on with step k+1. Every draw of a step is seeded by (seed, stage, step), so no random
+state needs keeping.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+
+class Average:
+    """Exponential moving average of a module's parameters; `decay` ramps up, so that early steps are forgotten soon."""
+
+    def __init__(self, module: nn.Module, decay: float):
+        self.decay = decay
+        self.source = list(module.parameters())
+        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.target = list(self.module.parameters())
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """After optimizer step `step`, counted from 0."""
+        decay = min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(self.target, self.source, 1 - decay)
+
+
+def save_state(path: Path, **parts: dict) -> None:
+    """Writes state dicts and plain values to `path`, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".part")
+    torch.save(parts, scratch)
+    os.replace(scratch, path)
+
+
+def load_state(path: Path) -> dict | None:
+    """What `save_state` wrote; None when there is nothing to resume from."""
+    return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+
+
+def rate_at(step: int, steps: int, warmup: int) -> float:
+    """Factor on the learning rate: linear to 1 over `warmup` steps, then a half cosine to 0 at `steps`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def finite(loss: Tensor, step: int) -> float:
+    """The loss as a number; raises when it is not finite, since every later step would be wasted."""
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise FloatingPointError(f"loss: got {value} at step {step}, expected a finite number; lower the learning rate and resume from the last state")
+    return value
