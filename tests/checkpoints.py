@@ -1,4 +1,4 @@
-"""Writes small random Wan text-to-video checkpoints in the Diffusers layout: real loaders, real file formats, no training.
+"""Writes small random Wan text-to-video checkpoints in the Diffusers layout, for the real loaders to read.
 
 Weights are drawn so that no path is dead: norm weights differ from 1, biases from 0, and every block changes its input.
 The same arguments give the same bytes, on any machine with the same library versions.
@@ -25,10 +25,12 @@ from tokenizers.processors import TemplateProcessing
 from torch import nn
 from transformers import PreTrainedTokenizerFast, UMT5Config, UMT5EncoderModel
 
-WORDS = (
-    "a small large red green blue yellow circle square triangle moving slowly quickly left right up down still "
-    "on black gray background and with the"
-).split()
+# fmt: off
+WORDS = [
+    "a", "small", "large", "red", "green", "blue", "yellow", "circle", "square", "triangle", "moving", "slowly",
+    "quickly", "left", "right", "up", "down", "still", "on", "black", "gray", "background", "and", "with", "the",
+]
+# fmt: on
 
 
 def write_wan_checkpoint(
@@ -98,12 +100,12 @@ def write_wan_checkpoint(
 
 
 def randomize(model: nn.Module, seed: int) -> None:
-    """Draws every parameter anew: matrices N(0, 1 / fan_in), so that activations stay near 1; the rest around its role."""
+    """Draws every parameter anew: norm weights around 1, biases around 0, matrices N(0, 1 / fan_in)."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
             draw = torch.randn(parameter.shape, generator=generator)
-            if name.endswith(("norm.weight", "gamma")) or ".norm" in name and name.endswith("weight"):
+            if name.endswith(("norm.weight", "gamma")) or (".norm" in name and name.endswith("weight")):
                 parameter.copy_(1 + 0.1 * draw)
             elif parameter.ndim < 2:
                 parameter.copy_(0.05 * draw)
