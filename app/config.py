@@ -64,6 +64,12 @@ class Service(Placement):
     replicas: int = Field(1, ge=1)
 
 
+class Decoder(Service):
+    """The VAE decoder."""
+
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Of the VAE; bfloat16 shows in dark areas.")
+
+
 class VideoDefaults(Closed):
     """What a request gets for the fields it does not send; shown in full in every job."""
 
@@ -110,7 +116,7 @@ class VideoModel(Closed):
     topology: Topology = Topology()
     ranks: Placement = Placement()
     text_encoder: Service = Service()
-    decoder: Service = Service()
+    decoder: Decoder = Decoder()
     transport: Literal["auto", "nccl", "gloo", "staged"] = Field(
         "auto", description="auto: gloo on CPUs, nccl with a GPU a rank, staged (through host memory) on a shared GPU."
     )

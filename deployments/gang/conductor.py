@@ -46,7 +46,7 @@ class Listener(Protocol):
     """Whoever asked for a request.  Called on the conductor's thread; must return at once and never raise."""
 
     def on_step(self, done: int) -> None:
-        """`done` steps of the plan have been collected."""
+        """Steps before the solver's step `done` have been computed, those before the plan's first included."""
 
     def on_result(self, latents: Tensor, seconds: float) -> None:
         """The request is complete; seconds from its first step to its last."""
@@ -60,11 +60,16 @@ class Submission:
     """One request as the conductor is given it."""
 
     key: str
-    """The caller's name for it; a second submission with the key of a living one takes over as its listener."""
+    """The caller's name for it; a second submission with the key of a living one takes over as its listener, and the
+    first listener hears of a failure."""
     spec: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    start: int
+    """The solver's step at which the plan begins."""
     steps: int
+    """Steps of the plan."""
     digest: int
+    """Of the plan."""
     listener: Listener
 
 
@@ -85,7 +90,7 @@ class Conductor:
         self._worker, self._announcer, self._in_flight = worker, announcer, in_flight
         self._changed = threading.Condition()
         self._waiting: deque[Submission] = deque()
-        self._cancels: set[str] = set()
+        self._cancels: list[tuple[str, Listener]] = []
         self._stopping = False
         self._active: dict[str, _Active] = {}
         self._numbers = 0
@@ -94,23 +99,30 @@ class Conductor:
     def submit(self, submission: Submission) -> None:
         """Queue a request; after a failure of the gang its listener hears of it at once."""
         with self._changed:
-            if self._failure is None:
-                self._cancels.discard(submission.key)
-                active = self._active.get(submission.key)
-                if active is None or active.cancelled:
+            failure = self._failure
+            unheard = submission.listener
+            if failure is None:
+                living = self._living(submission.key)
+                if living is None:
                     self._waiting.append(submission)
                 else:
-                    active.submission.listener = submission.listener
+                    unheard, living.listener = living.listener, submission.listener
+                    failure = RuntimeError(f"{submission.key}: another caller has taken over")
                 self._changed.notify()
-                return
-            failure = self._failure
-        submission.listener.on_failure(failure)
+        if failure is not None:
+            unheard.on_failure(failure)
 
-    def cancel(self, key: str) -> None:
-        """Give a request no further step."""
+    def cancel(self, key: str, listener: Listener) -> None:
+        """Give a request no further step, unless another listener has taken it over."""
         with self._changed:
-            self._cancels.add(key)
+            self._cancels.append((key, listener))
             self._changed.notify()
+
+    def _living(self, key: str) -> Submission | None:
+        active = self._active.get(key)
+        if active is not None and not active.cancelled:
+            return active.submission
+        return next((s for s in self._waiting if s.key == key), None)
 
     def stop(self) -> None:
         """End the loop after the step in flight; what is unfinished hears of a failure."""
@@ -143,15 +155,15 @@ class Conductor:
         """Sleep while there is nothing to do; False once the loop shall end."""
         with self._changed:
             while not (busy or self._active or self._waiting or self._stopping):
-                self._cancels.clear()  # of requests that have ended meanwhile
+                self._cancels.clear()  # of requests that have ended
                 self._changed.wait()
             return not self._stopping or busy
 
     def _take_cancels(self, in_flight: deque[_Active]) -> None:
         with self._changed:
-            cancels, self._cancels = self._cancels, set()
-            self._waiting = deque(s for s in self._waiting if s.key not in cancels)
-            hit = [active for key, active in self._active.items() if key in cancels]
+            cancels, self._cancels = self._cancels, []
+            self._waiting = deque(s for s in self._waiting if (s.key, s.listener) not in cancels)
+            hit = [a for key, a in self._active.items() if (key, a.submission.listener) in cancels and not a.cancelled]
         for active in hit:
             active.cancelled = True
             if active not in in_flight:
@@ -188,7 +200,7 @@ class Conductor:
         if active.cancelled:
             self._close(active)
             return
-        active.submission.listener.on_step(active.collected)
+        active.submission.listener.on_step(active.submission.start + active.collected)
         if active.collected == active.submission.steps:
             self._finish(active)
 

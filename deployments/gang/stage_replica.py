@@ -29,7 +29,7 @@ class GangEvent(TypedDict, total=False):
     kind: Literal["accepted", "step", "result"]
     gang: str
     done: int
-    """Steps of the plan collected so far."""
+    """The solver's steps done, those before a resume included."""
     latents: list[ray.ObjectRef]
     """One reference to a safetensors blob with ``latents``; in a list so that it travels as a reference."""
     seconds: float
@@ -108,19 +108,19 @@ class StageReplica:
             raise RuntimeError(f"rank {self._rank_number} of gang {self._gang_id} has stopped: {self._rank.failure!r}")
 
     async def generate(
-        self, key: str, spec: dict[str, Any], blobs: list[ray.ObjectRef | bytes], steps: int, digest: int
+        self, key: str, spec: dict[str, Any], blobs: list[ray.ObjectRef | bytes], start: int, steps: int, digest: int
     ) -> AsyncIterator[GangEvent]:
         """Rank 0: run one request; closing the stream cancels it within a step.
 
         key: names the request; a second call with the key of a running one takes over its stream.
-        spec, steps, digest: as in `Submission`.  blobs: safetensors, by value or by reference, merged into its tensors.
+        spec, start, steps, digest: as in `Submission`.  blobs: safetensors, by value or by reference, merged into its tensors.
         """
         tensors: dict[str, Tensor] = {}
         for blob in blobs:
             tensors |= load(blob if isinstance(blob, bytes) else await blob)
         stream = _Stream()
         conductor = self._rank.conductor
-        conductor.submit(Submission(key, spec, tensors, steps, digest, stream))
+        conductor.submit(Submission(key, spec, tensors, start, steps, digest, stream))
         ended = False
         try:
             yield GangEvent(kind="accepted", gang=self._gang_id)
@@ -137,7 +137,7 @@ class StageReplica:
             raise
         finally:
             if not ended:
-                conductor.cancel(key)
+                conductor.cancel(key, stream)
 
     def __del__(self) -> None:
         """Serve's way to say that the replica shall go."""

@@ -1,0 +1,168 @@
+"""From configuration to a Serve application: everything is checked first, then the deployments are bound.
+
+No `from __future__ import annotations` here: Serve reads the annotation of `build` to validate the config file's `args`,
+and a string would make it hand over an unchecked dict.
+"""
+
+import logging
+import time
+from pathlib import Path
+
+import torch
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import GangSchedulingConfig, RequestRouterConfig
+
+from app.config import Placement, VideoModel, Worldstage
+from app.driver.video_attempt import ModelServices
+from app.driver.video_driver import VideoDriver
+from app.ingress import VideoIngress
+from app.model_card import ModelCard
+from deployments.gang.router import GangRouter
+from deployments.gang.stage_replica import StageReplica
+from deployments.gang.transport import Backend
+from deployments.storage import Storage
+from deployments.wan.checkpoint import WanCheckpoint, fingerprint, open_checkpoint
+from deployments.wan.decoder import DecoderReplica
+from deployments.wan.memory_plan import plan_memory
+from deployments.wan.text_encoder import TextEncoderReplica
+from deployments.wan.video_rank import DTYPES, VideoRankSpec
+
+DRAIN_S = 30.0
+"""A replica that is told to go finishes what takes no longer; jobs survive all the same."""
+HEALTH_PERIOD_S = 2.0
+
+logger = logging.getLogger("ray.serve")
+
+
+def build(args: Worldstage) -> Application:
+    """The application: ingress -> driver -> text encoder, gang and decoder of each model."""
+    if not isinstance(args, Worldstage):
+        raise TypeError(f"args: got {type(args).__name__}, expected Worldstage; Serve did not validate the config file")
+    services = [_model(model, args) for model in args.models]
+    driver = serve.deployment(
+        VideoDriver,
+        name="driver",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0.1},
+        max_ongoing_requests=10_000,
+        graceful_shutdown_timeout_s=DRAIN_S,
+        health_check_period_s=HEALTH_PERIOD_S,
+    ).bind(services, args.jobs)
+    ingress = serve.deployment(
+        VideoIngress,
+        name="ingress",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0.1},
+        max_ongoing_requests=10_000,
+        health_check_period_s=HEALTH_PERIOD_S,
+    )
+    return ingress.bind(driver, [s.card for s in services], Storage(args.jobs.storage_url), args.http)
+
+
+def _model(model: VideoModel, args: Worldstage) -> ModelServices:
+    checkpoint = open_checkpoint(model.checkpoint, model.revision)
+    plan = plan_memory(checkpoint, model)
+    logger.info("model %s\n%s", model.name, plan.format())
+    card = _card(model, checkpoint)
+    return ModelServices(
+        card=card,
+        scheduler=checkpoint.scheduler_class,
+        scheduler_config=checkpoint.scheduler_config,
+        boundary_ratio=checkpoint.boundary_ratio,
+        latent_channels=checkpoint.vae_config["z_dim"],
+        vae_stride=(checkpoint.vae_config["scale_factor_temporal"], checkpoint.vae_config["scale_factor_spatial"]),
+        text_encoder=_text_encoder(model, checkpoint),
+        gang=_gang(model, args),
+        decoder=_decoder(model, checkpoint, args),
+    )
+
+
+def _card(model: VideoModel, checkpoint: WanCheckpoint) -> ModelCard:
+    shift = model.defaults.flow_shift
+    return ModelCard(
+        name=model.name,
+        created=int(time.time()),
+        fingerprint=fingerprint(checkpoint),
+        experts=len(checkpoint.experts),
+        dtype=model.dtype,
+        topology=model.topology,
+        defaults=model.defaults,
+        flow_shift=checkpoint.flow_shift if shift is None else shift,
+        limits=model.limits,
+    )
+
+
+def _gang(model: VideoModel, args: Worldstage) -> Application:
+    topology, ranks = model.topology, model.ranks
+    spec = VideoRankSpec(
+        checkpoint=model.checkpoint,
+        revision=model.revision,
+        dtype=model.dtype,
+        compile_blocks=model.compile == "blocks",
+        pp=topology.pp,
+        cfg=topology.cfg,
+        split=topology.split,
+        backend=_backend(model),
+        data_timeout_s=model.data_timeout_s,
+        in_flight=topology.requests_in_flight,
+        threads=ranks.threads,
+        on_gpu=_on_gpu(ranks),
+        storage_url=args.jobs.storage_url,
+    )
+    return serve.deployment(
+        StageReplica,
+        name=f"{model.name}-gang",
+        num_replicas=topology.ranks * topology.gangs,
+        ray_actor_options=_actor_options(ranks),
+        gang_scheduling_config=GangSchedulingConfig(gang_size=topology.ranks),
+        request_router_config=RequestRouterConfig(request_router_class=GangRouter),
+        # The driver bounds what is in flight; the rest is room for warm-ups and for callers that take over.
+        max_ongoing_requests=4 * topology.requests_in_flight,
+        health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=DRAIN_S,
+    ).bind(spec)
+
+
+def _backend(model: VideoModel) -> Backend:
+    if model.transport != "auto":
+        return model.transport
+    if not _on_gpu(model.ranks):
+        return "gloo"
+    return "nccl" if model.ranks.gpus >= 1 else "staged"
+
+
+def _text_encoder(model: VideoModel, checkpoint: WanCheckpoint) -> Application:
+    service = model.text_encoder
+    return serve.deployment(
+        TextEncoderReplica,
+        name=f"{model.name}-text",
+        num_replicas=service.replicas,
+        ray_actor_options=_actor_options(service),
+        max_ongoing_requests=64,
+        health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=DRAIN_S,
+    ).bind(str(checkpoint.folder), DTYPES[model.dtype], _on_gpu(service), service.threads)
+
+
+def _decoder(model: VideoModel, checkpoint: WanCheckpoint, args: Worldstage) -> Application:
+    service = model.decoder
+    return serve.deployment(
+        DecoderReplica,
+        name=f"{model.name}-decoder",
+        num_replicas=service.replicas,
+        ray_actor_options=_actor_options(service),
+        max_ongoing_requests=64,
+        health_check_period_s=HEALTH_PERIOD_S,
+        graceful_shutdown_timeout_s=DRAIN_S,
+    ).bind(
+        str(checkpoint.folder), DTYPES[service.dtype], _on_gpu(service), service.threads, Storage(args.jobs.storage_url)
+    )
+
+
+def _on_gpu(placement: Placement) -> bool:
+    return placement.gpus > 0
+
+
+def _actor_options(placement: Placement) -> dict[str, float]:
+    return {"num_cpus": placement.cpus, "num_gpus": placement.gpus}

@@ -1,0 +1,186 @@
+"""One run of one job: prompt to embeddings, embeddings to latents, latents to files.
+
+Big tensors go from replica to replica by reference; the driver holds only the references.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.serve.handle import DeploymentHandle
+from safetensors import SafetensorError
+from safetensors.torch import save
+
+from app.driver.job_state import Job, JobState
+from app.driver.progress import Expectation
+from app.model_card import ModelCard
+from app.planning.video_plan import video_plan
+from deployments.gang.stage_replica import GangLost
+from deployments.plan import Plan
+from deployments.storage import Storage
+from deployments.wan.solver import SolverSpec
+from deployments.wan.video_rank import solver_state_key
+from deployments.wan.video_task import SolverState, VideoTask
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class ModelServices:
+    """One served model: its facts and the deployments that do its work."""
+
+    card: ModelCard
+    scheduler: str
+    scheduler_config: dict[str, Any]
+    boundary_ratio: float | None
+    latent_channels: int
+    vae_stride: tuple[int, int]
+    """Frames a latent frame (the first holds one), pixels a latent pixel."""
+    text_encoder: DeploymentHandle
+    gang: DeploymentHandle
+    decoder: DeploymentHandle
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished attempt."""
+
+    files: dict[str, int]
+    timings: dict[str, float]
+    """Seconds: encoding, denoising, decoding, file."""
+    computed_steps: int
+
+    def pace(self) -> Expectation:
+        """What this attempt says about the model's speed; not for one that computed no step."""
+        return Expectation(
+            encode=self.timings["encoding"],
+            step=self.timings["denoising"] / self.computed_steps,
+            decode=self.timings["decoding"] + self.timings["file"],
+        )
+
+
+def worker_was_lost(error: BaseException) -> bool:
+    """Whether the work may succeed on another worker: its process died, or its gang broke under it."""
+    if isinstance(error, RayTaskError):
+        return worker_was_lost(error.cause) if error.cause is not error else False
+    return isinstance(error, (RayActorError, ObjectLostError, GangLost))
+
+
+class Reporter(Protocol):
+    """Whoever follows an attempt."""
+
+    async def entered(self, state: JobState) -> None:
+        """A phase begins."""
+
+    async def placed(self, gang: str, plan: Plan) -> None:
+        """A gang has taken the job and walks this plan."""
+
+    def stepped(self, done: int) -> None:
+        """The solver's steps done, those before a resume included."""
+
+
+class VideoAttempt:
+    """Runs a job once; cancelling `run` cancels the work wherever it is."""
+
+    def __init__(self, services: ModelServices, job: Job, resume: SolverState | None, checkpoint_every: int) -> None:
+        """resume: where an earlier attempt got to.  checkpoint_every: steps between saved solver states; 0 saves none."""
+        self._services, self._job, self._resume = services, job, resume
+        self._checkpoint_every = checkpoint_every
+        self._solver = SolverSpec(
+            services.scheduler,
+            services.scheduler_config,
+            job.params.num_inference_steps,
+            job.params.flow_shift,
+            services.boundary_ratio,
+        )
+        self.plan = video_plan(
+            stages=services.card.topology.pp,
+            chains=services.card.topology.cfg,
+            guidance_scale=job.params.guidance_scale,
+            experts=self._solver.experts(),
+            start=resume.step if resume else 0,
+        )
+
+    async def run(self, reporter: Reporter) -> Outcome:
+        """Raises what went wrong; `worker_was_lost` tells whether another attempt makes sense."""
+        job, timings = self._job, {}
+        await reporter.entered(JobState.ENCODING)
+        if self.plan.steps:
+            text, timings["encoding"] = await self._encode()
+            latents, timings["denoising"] = await self._denoise(text, reporter)
+        else:
+            assert self._resume is not None  # a worker was lost after the last step: only the files are missing
+            latents = [save({"latents": self._resume.latents})]
+            await reporter.entered(JobState.DENOISING)
+        await reporter.entered(JobState.DECODING)
+        response = self._services.decoder.decode.remote(job.id, latents, job.params.fps, job.params.outputs)
+        try:
+            decoded = await response
+        finally:
+            response.cancel()
+        timings |= {"decoding": decoded["decode_s"], "file": decoded["encode_s"]}
+        return Outcome(decoded["files"], timings, len(self.plan.steps))
+
+    async def _encode(self) -> tuple[list[ray.ObjectRef], float]:
+        params = self._job.params
+        negative = params.negative_prompt if "negative" in self.plan.branches else None
+        response = self._services.text_encoder.encode.remote(params.prompt, negative, params.max_sequence_length)
+        try:
+            encoded = await response
+        finally:
+            response.cancel()
+        return encoded["blob"], encoded["seconds"]
+
+    async def _denoise(self, text: list[ray.ObjectRef], reporter: Reporter) -> tuple[list[ray.ObjectRef], float]:
+        plan, resume = self.plan, self._resume
+        spec: dict[str, Any] = {"task": self._task().to_json(), "resume": None}
+        blobs: list[ray.ObjectRef | bytes] = list(text)
+        if resume is not None:
+            spec["resume"] = {"step": resume.step, "numbers": dict(resume.numbers)}
+            blobs.append(save({"latents": resume.latents, **{f"solver.{n}": x for n, x in resume.tensors.items()}}))
+        handle = self._services.gang.options(stream=True, session_id=self._job.gang or "")
+        stream = handle.generate.remote(self._job.id, spec, blobs, plan.steps[0].index, len(plan.steps), plan.digest)
+        try:
+            async for event in stream:
+                match event["kind"]:
+                    case "accepted":
+                        await reporter.placed(event["gang"], plan)
+                        await reporter.entered(JobState.DENOISING)
+                    case "step":
+                        reporter.stepped(event["done"])
+                    case "result":
+                        return event["latents"], event["seconds"]
+        finally:
+            stream.cancel()
+        raise GangLost("the gang ended its stream without a result")
+
+    def _task(self) -> VideoTask:
+        params, services = self._job.params, self._services
+        frames, pixels = services.vae_stride
+        latent_frames = (params.num_frames - 1) // frames + 1
+        low_noise = params.guidance_scale if params.guidance_scale_2 is None else params.guidance_scale_2
+        return VideoTask(
+            job=self._job.id,
+            plan=self.plan,
+            solver=self._solver,
+            latent_shape=(1, services.latent_channels, latent_frames, params.height // pixels, params.width // pixels),
+            seed=params.seed,
+            guidance=(params.guidance_scale, low_noise),
+            checkpoint_every=self._checkpoint_every,
+        )
+
+
+def load_solver_state(storage: Storage, job: Job) -> SolverState | None:
+    """The job's latest saved state, None without a usable one: then it starts again from its seed."""
+    key = solver_state_key(job.id)
+    if not storage.exists(key):
+        return None
+    try:
+        return SolverState.from_bytes(storage.read_bytes(key))
+    except (SafetensorError, KeyError, ValueError) as error:
+        logger.warning("job %s starts from its first step: its saved solver state cannot be read: %r", job.id, error)
+        return None

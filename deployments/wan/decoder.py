@@ -1,0 +1,122 @@
+"""Latents to frames to files: the VAE's decoder, and the replica that writes what it decoded.
+
+Axes: B batch (1), C latent channel, F frame (pixel or latent), H/W height and width.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+import ray
+import torch
+from diffusers import AutoencoderKLWan
+from safetensors.torch import load
+from torch import Tensor
+
+from deployments.storage import Storage
+from deployments.video_file import frames_npz, sheet, video_mp4
+
+
+class DecodingCancelled(Exception):
+    """The caller went away while its latents were decoded."""
+
+
+class VideoDecoder:
+    """AutoencoderKLWan's decoder with the latents' normalisation undone, as at the end of `WanPipeline.__call__`."""
+
+    def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+        vae = AutoencoderKLWan.from_pretrained(folder / "vae", torch_dtype=dtype)
+        del vae.encoder, vae.quant_conv
+        self._vae = vae.to(device).eval()
+        self._dtype, self._device = dtype, device
+        shape = (1, vae.config.z_dim, 1, 1, 1)
+        self._mean = torch.tensor(vae.config.latents_mean).view(shape).to(device, dtype)
+        self._inv_std = 1.0 / torch.tensor(vae.config.latents_std).view(shape).to(device, dtype)
+        self._cancelled: threading.Event | None = None
+        self._vae.decoder.register_forward_pre_hook(lambda *_: self._check())
+
+    @torch.inference_mode()
+    def decode(self, latents: Tensor, cancelled: threading.Event) -> np.ndarray:
+        """latents: [1, C, F, H, W].  Returns RGB frames [4F - 3, 8H, 8W, 3] uint8.
+
+        cancelled: looked at before each latent frame; once set, DecodingCancelled is raised.
+        """
+        self._cancelled = cancelled
+        latents = latents.to(self._device, self._dtype)
+        video = self._vae.decode(latents / self._inv_std + self._mean, return_dict=False)[0]
+        # diffusers' VideoProcessor rounds on the CPU after a float copy of every pixel; here bytes cross instead.
+        pixels = (video[0].float() * 0.5 + 0.5).clamp(0, 1).mul(255).round().to(torch.uint8)
+        return pixels.permute(1, 2, 3, 0).cpu().numpy()
+
+    def _check(self) -> None:
+        if self._cancelled is not None and self._cancelled.is_set():
+            raise DecodingCancelled
+
+
+class Decoded(TypedDict):
+    """Reply of `DecoderReplica.decode`."""
+
+    files: dict[str, int]
+    """Name and bytes of each file written for the job."""
+    decode_s: float
+    encode_s: float
+
+
+class DecoderReplica:
+    """The Serve replica of a `VideoDecoder`.  Frames never leave it: it writes the job's files itself."""
+
+    def __init__(self, folder: str, dtype: torch.dtype, on_gpu: bool, threads: int | None, storage: Storage) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
+        self._storage = storage
+        device = torch.device("cuda" if on_gpu else "cpu")
+
+        def load_vae() -> VideoDecoder:
+            if threads is not None:
+                torch.set_num_threads(threads)
+            return VideoDecoder(Path(folder), dtype, device)
+
+        self._decoder = self._thread.submit(load_vae).result()
+
+    async def decode(
+        self, job: str, latents: list[ray.ObjectRef | bytes], fps: int, outputs: Sequence[str]
+    ) -> Decoded:
+        """Decode one job and store its files.
+
+        latents: one safetensors blob with ``latents``.  outputs: of ``sheet`` and ``frames``, beside ``video.mp4``.
+        Cancelling the call stops the decoder at the next latent frame.
+        """
+        blob = latents[0] if isinstance(latents[0], bytes) else await latents[0]
+        cancelled = threading.Event()
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(
+                self._thread, self._decode, job, load(blob)["latents"], fps, tuple(outputs), cancelled
+            )
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    def _decode(
+        self, job: str, latents: Tensor, fps: int, outputs: tuple[str, ...], cancelled: threading.Event
+    ) -> Decoded:
+        began = time.perf_counter()
+        frames = self._decoder.decode(latents, cancelled)
+        decoded = time.perf_counter()
+        files = {"video.mp4": video_mp4(frames, fps)}
+        if "sheet" in outputs:
+            files["sheet.png"] = sheet(frames)
+        if "frames" in outputs:
+            files["frames.npz"] = frames_npz(frames, fps)
+        if cancelled.is_set():
+            raise DecodingCancelled
+        for name, data in files.items():
+            self._storage.put_bytes(data, f"{job}/{name}")
+        sizes = {name: len(data) for name, data in files.items()}
+        return Decoded(files=sizes, decode_s=decoded - began, encode_s=time.perf_counter() - decoded)
