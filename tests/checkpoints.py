@@ -6,6 +6,8 @@ The same arguments give the same bytes, on any machine with the same library ver
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -85,7 +87,10 @@ def write_wan_checkpoint(
     )
     for number, model in enumerate([*transformers, vae, text_encoder]):
         randomize(model, seed * 16 + number)
-        model.to(dtype)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(
+                dtype
+            )  # diffusers' own `to` keeps no parameter back, but warns that it should
     pipeline = WanPipeline(
         tokenizer=_tokenizer(),
         text_encoder=text_encoder,
@@ -97,6 +102,43 @@ def write_wan_checkpoint(
     )
     pipeline.save_pretrained(folder, max_shard_size=max_shard_size or "10GB")
     return folder
+
+
+def write_hollow_checkpoint(folder: Path, *, num_blocks: int, heads: int, ffn_dim: int, experts: Literal[1, 2]) -> Path:
+    """A bf16 checkpoint of a real model's size (head_dim 128, UMT5-XXL, the full VAE) that takes no disk space.
+
+    The headers are real, the tensor data is a hole in the file.
+    num_blocks, heads, ffn_dim: 30, 12, 8960 for Wan2.1-T2V-1.3B; 40, 40, 13824 for the 14B models.
+    """
+    write_wan_checkpoint(folder, experts=experts, num_blocks=1)
+    transformer = {"num_layers": num_blocks, "num_attention_heads": heads, "attention_head_dim": 128}
+    transformer |= {"ffn_dim": ffn_dim, "freq_dim": 256, "text_dim": 4096}
+    umt5_xxl = {"vocab_size": 256384, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64}
+    changes = {"text_encoder": umt5_xxl, "vae": {"base_dim": 96, "num_res_blocks": 2}, "transformer": transformer}
+    for path in folder.glob("*/config.json"):
+        config = json.loads(path.read_text()) | changes[path.parent.name.removesuffix("_2")]
+        path.write_text(json.dumps(config))
+        with torch.device("meta"):
+            model = {
+                "text_encoder": lambda: UMT5EncoderModel(UMT5Config(**config)),  # noqa: B023 (called at once)
+                "vae": lambda: AutoencoderKLWan.from_config(config),  # noqa: B023
+                "transformer": lambda: WanTransformer3DModel.from_config(config),  # noqa: B023
+            }[path.parent.name.removesuffix("_2")]()
+        (weights,) = path.parent.glob("*.safetensors")
+        _write_hollow(weights, dict(model.named_parameters()))
+    return folder
+
+
+def _write_hollow(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """The safetensors format: eight bytes of header length, the header in JSON, then the data; here a hole."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + 2 * tensor.numel()
+        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
 
 
 def randomize(model: nn.Module, seed: int) -> None:

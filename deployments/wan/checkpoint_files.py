@@ -1,6 +1,11 @@
-"""Reads the files of a checkpoint folder without their tensors: JSON, and the headers of safetensors files.
+"""Reads the files of a checkpoint folder: JSON, headers of safetensors files, and single tensors.
 
 Every complaint is a `CheckpointError` that begins with the file, relative to the folder.
+
+Files are read, not mapped.  The safetensors library maps a whole file writable: the kernel refuses that for a file that
+is larger than memory, weights on a CPU change with the file, and the process dies when the file shrinks.  The format
+is simple: header length (8 bytes, little-endian), header (JSON), data; see
+https://github.com/huggingface/safetensors, README.md, "Format".
 """
 
 from __future__ import annotations
@@ -8,14 +13,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import FileIO
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
 
-BYTES = {"F16": 2, "BF16": 2, "F32": 4}
-"""Bytes an element of the dtypes that weight files may have, by their safetensors names."""
+DTYPES = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+"""The dtypes that weight files may have, by their safetensors names."""
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own bound; a file that is no safetensors file claims more almost surely."""
 
 STEMS = {
     "transformer": "diffusion_pytorch_model",
@@ -37,13 +46,20 @@ class TensorInfo:
     file: str
     """Relative to the checkpoint folder, with forward slashes."""
     shape: tuple[int, ...]
-    dtype: str
-    """A key of `BYTES`."""
+    dtype: torch.dtype
+    """One of `DTYPES`."""
+    offset: int
+    """First byte in the file."""
 
     @property
     def numel(self) -> int:
         """Elements."""
         return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.numel * self.dtype.itemsize
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
@@ -76,11 +92,31 @@ def read_headers(folder: Path, component: str) -> dict[str, TensorInfo]:
     return _read_shards(folder, component, index, weight_map)
 
 
+def read_tensor(folder: Path, tensor: TensorInfo) -> torch.Tensor:
+    """The tensor in new host memory, in the file's dtype."""
+    content = torch.empty(tensor.shape, dtype=tensor.dtype)
+    try:
+        with (folder / tensor.file).open("rb", buffering=0) as file:
+            file.seek(tensor.offset)
+            _fill(content.view(-1).view(torch.uint8).numpy().data, file)
+    except (OSError, EOFError) as error:
+        raise CheckpointError(f"{tensor.file}: changed since the checkpoint was opened: {error}") from error
+    return content
+
+
 def some(names: Iterable[str]) -> str:
     """The first three names in order and how many more there are."""
     ordered = sorted(names)
     more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
     return ", ".join(repr(name) for name in ordered[:3]) + more
+
+
+def _fill(buffer: memoryview, file: FileIO) -> None:
+    while buffer:
+        # One call reads at most 2 GiB on Linux.
+        if not (count := file.readinto(buffer)):
+            raise EOFError(f"ends {len(buffer)} bytes before the tensor does")
+        buffer = buffer[count:]
 
 
 def _read_shards(folder: Path, component: str, index: str, weight_map: dict[str, str]) -> dict[str, TensorInfo]:
@@ -101,16 +137,33 @@ def _file(tensors: dict[str, TensorInfo], name: str) -> str | None:
 
 
 def _read_header(folder: Path, file: str, missing: str) -> dict[str, TensorInfo]:
-    if not (folder / file).is_file():
+    path = folder / file
+    if not path.is_file():
         raise CheckpointError(f"{file}: missing in {folder}{missing}")
     try:
-        # Opening checks that the header is whole and that the file is as long as the header says.
-        with safe_open(folder / file, framework="pt") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 (not a mapping)
-            tensors = {name: TensorInfo(file, tuple(s.get_shape()), s.get_dtype()) for name, s in slices.items()}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file}: not a whole safetensors file ({error}); fetch it again") from error
-    for name, tensor in tensors.items():
-        if tensor.dtype not in BYTES:
-            raise CheckpointError(f"{file}: {name!r} has dtype {tensor.dtype}, expected one of {sorted(BYTES)}")
+        with path.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > MAX_HEADER_BYTES:
+                raise ValueError(f"its header would have {length} bytes")
+            header = json.loads(opened.read(length))
+        header.pop("__metadata__", None)
+        tensors = {name: _entry(file, name, entry, 8 + length) for name, entry in header.items()}
+        end = max((tensor.offset + tensor.nbytes for tensor in tensors.values()), default=8 + length)
+        if (size := path.stat().st_size) != end:
+            raise ValueError(f"it has {size} bytes, its header describes {end}")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{file}: not a whole safetensors file: {error}; fetch it again") from error
     return tensors
+
+
+def _entry(file: str, name: str, entry: dict[str, Any], data: int) -> TensorInfo:
+    """data: first byte after the header, from which the entry's offsets count."""
+    if entry["dtype"] not in DTYPES:
+        raise CheckpointError(f"{file}: {name!r} has dtype {entry['dtype']}, expected one of {sorted(DTYPES)}")
+    start, end = entry["data_offsets"]
+    tensor = TensorInfo(file, tuple(entry["shape"]), DTYPES[entry["dtype"]], data + start)
+    if end - start != tensor.nbytes:
+        raise ValueError(f"{name!r} has {end - start} bytes, its shape and dtype need {tensor.nbytes}")
+    return tensor

@@ -95,7 +95,7 @@ def meta_text_encoder(config: dict[str, Any]) -> UMT5EncoderModel:
 
 
 def check_alike(experts: dict[str, dict[str, Any]]) -> None:
-    """experts: filled config by expert.  They take turns on the same latents and stages, so they must be built alike."""
+    """experts: filled config by expert.  They take turns on the same latents and stages, so they are built alike."""
     wanted = experts["transformer"]
     for expert, config in experts.items():
         for key in wanted.keys() | config.keys():
