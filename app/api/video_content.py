@@ -27,6 +27,7 @@ from app.api.errors import (
     UnknownJob,
     WrongState,
     documented,
+    response_of,
 )
 from app.api.video_jobs import VideoJobs
 from app.api.videos import known_id
@@ -101,9 +102,9 @@ def add_routes(app: FastAPI, jobs: VideoJobs, files: ResultFiles) -> None:
 async def file_response(
     files: ResultFiles, job: Job, variant: Variant, byte_range: str | None, headers: dict[str, str]
 ) -> Response:
-    """A result file of a completed job, streamed; status 206 when `byte_range` (a Range header) selects a part.
+    """A result file of a completed job, streamed; 206 when `byte_range` (a Range header) selects a part, 416 when nothing.
 
-    Raises NoSuchFile, RangeNotSatisfiable.
+    Raises NoSuchFile.
     """
     kind = FILES[variant]
     if kind.name not in job.files:
@@ -115,13 +116,12 @@ async def file_response(
     key = f"{job.id}/{kind.name}"
     try:
         size = await to_thread.run_sync(files.size, key)
-        source = await to_thread.run_sync(files.open_read, key)
     except FileNotFoundError:
         raise NoSuchFile(f"variant: {kind.name} of video {job.id} is gone from the storage", "variant") from None
     part = _part(byte_range, size)
     if part is None:
-        await to_thread.run_sync(source.close)
-        raise RangeNotSatisfiable(f"Range: got {byte_range}, the file has {size} bytes", "Range")
+        error = RangeNotSatisfiable(f"Range: got {byte_range}, the file has {size} bytes", "Range")
+        return response_of(error, {"Content-Range": f"bytes */{size}"})
     length = part.stop - part.start
     sent = {
         **headers,
@@ -132,7 +132,7 @@ async def file_response(
     if byte_range is not None and length < size:
         sent["Content-Range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
     return StreamingResponse(
-        _chunks(source, part), 206 if "Content-Range" in sent else 200, sent, media_type=kind.media_type
+        _chunks(files, key, part), 206 if "Content-Range" in sent else 200, sent, media_type=kind.media_type
     )
 
 
@@ -151,7 +151,8 @@ def _part(header: str | None, size: int) -> range | None:
     return part if len(part) else None
 
 
-async def _chunks(source: BinaryIO, part: range) -> AsyncIterator[bytes]:
+async def _chunks(files: ResultFiles, key: str, part: range) -> AsyncIterator[bytes]:
+    source = await to_thread.run_sync(files.open_read, key)
     try:
         await to_thread.run_sync(source.seek, part.start)
         left = len(part)
