@@ -1,0 +1,338 @@
+"""The durable job table.
+
+Invariant: a row changes only by a compare-and-set on its revision, and only along `job_state.TRANSITIONS`; a final row
+never changes again.  So of two drivers racing on one step exactly one wins, whatever database and process they are in.
+
+Every method is one statement that commits by itself, or a read followed by such a compare-and-set; no transaction spans
+two calls, so a process killed anywhere leaves whole rows.  All methods are safe to call from any thread, and block for
+a disk write or a network round trip: an event loop calls them by `asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    CursorResult,
+    Engine,
+    Executable,
+    Float,
+    Integer,
+    MetaData,
+    Row,
+    Select,
+    String,
+    Table,
+    Text,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    inspect,
+    make_url,
+    select,
+    update,
+)
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import ArgumentError, IntegrityError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from app.driver.job_state import FINAL, TRANSITIONS, IllegalTransition, Job, JobError, JobState
+
+SCHEMA = 1
+"""Version of the tables below, recorded in the database."""
+
+_BUSY_TIMEOUT_MS = 10_000  # a commit takes milliseconds; ten seconds is a stuck disk, and an error beats waiting on
+_SCHEMA_LOCK = 0x776F726C64  # any constant of our own: PostgreSQL's advisory locks are plain numbers
+
+# One transaction in which no other process can be setting up the same tables.
+_EXCLUSIVE = {
+    "sqlite": ("BEGIN IMMEDIATE",),
+    "postgresql": ("BEGIN", f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"),
+}
+
+_metadata = MetaData()
+_version = Table("worldstage_schema", _metadata, Column("version", Integer, primary_key=True, autoincrement=False))
+_jobs = Table(
+    "jobs",
+    _metadata,
+    # Order of acceptance: clocks tie and step back.  AUTOINCREMENT, as SQLite else gives a deleted last number again.
+    Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("revision", Integer, nullable=False),
+    # Copies out of `body`, for indexes and for people with an SQL prompt.
+    Column("state", String(16), nullable=False, index=True),
+    Column("created_at", Float, nullable=False, index=True),
+    Column("model", String(64), nullable=False, index=True),
+    Column("body", Text, nullable=False),  # Job as JSON
+    Column("plan", Text),  # Plan as JSON
+    sqlite_autoincrement=True,
+)
+
+
+class JobNotFound(LookupError):
+    """No job has this id."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: no such job"
+
+
+class JobExists(ValueError):
+    """A job with this id is in the table already."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: the id is taken"
+
+
+class JobNotFinal(ValueError):
+    """A job that can still run was to be deleted."""
+
+    def __init__(self, job_id: str, state: JobState) -> None:
+        super().__init__(job_id, state)
+        self.job_id, self.state = job_id, state
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: state is {self.state}, only {', '.join(sorted(FINAL))} jobs can be deleted"
+
+
+class JobIsFinal(ValueError):
+    """A job that has ended was to be changed."""
+
+    def __init__(self, job_id: str, state: JobState) -> None:
+        super().__init__(job_id, state)
+        self.job_id, self.state = job_id, state
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: state is {self.state}, a final job does not change"
+
+
+class UnusableDatabase(ValueError):
+    """The database at `database_url` cannot hold the job table."""
+
+
+class JobChanges(TypedDict, total=False):
+    """What may change in a job; meanings and units as in `Job`.  `plan`: the present attempt's plan as JSON."""
+
+    started_at: float | None
+    finished_at: float | None
+    attempt: int
+    step: int
+    gang: str | None
+    timings: dict[str, float]
+    files: dict[str, int]
+    error: JobError | None
+    plan: str | None
+
+
+class JobStore:
+    """The job table at a SQLAlchemy URL: a SQLite file, whose folder is made, or PostgreSQL.
+
+    Raises UnusableDatabase for another kind of database, for SQLite without write-ahead log, and for tables written by
+    a newer worldstage.
+    """
+
+    def __init__(self, database_url: str) -> None:
+        self._engine = _engine(database_url)
+        try:
+            _open_schema(self._engine)
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def create(self, job: Job, plan: str | None = None) -> None:
+        """Add a job; once this returns it is on disk.  plan: JSON.  Raises JobExists."""
+        values = {"id": job.id, "revision": 0, "created_at": job.created_at, "model": job.params.model, "plan": plan}
+        try:
+            self._write(insert(_jobs).values(**values, **_body(job)))
+        except IntegrityError as error:
+            if self._row(job.id) is None:
+                raise
+            raise JobExists(job.id) from error
+
+    def get(self, job_id: str) -> Job:
+        """Raises JobNotFound."""
+        return _job(self._require(job_id))
+
+    def plan(self, job_id: str) -> str | None:
+        """The job's plan as JSON, None before it has one.  Raises JobNotFound."""
+        plan: str | None = self._require(job_id).plan
+        return plan
+
+    def list(self, limit: int, after: str | None = None, order: Literal["asc", "desc"] = "desc") -> tuple[Job, ...]:
+        """At most `limit` (1 or more) jobs in order of acceptance, `desc` newest first; those behind job `after`.
+
+        Raises JobNotFound for `after`.
+        """
+        if limit < 1:
+            raise ValueError(f"limit: got {limit}, expected 1 or more")
+        ascending = order == "asc"
+        sequence = _jobs.c.sequence
+        query = select(_jobs).order_by(sequence.asc() if ascending else sequence.desc()).limit(limit)
+        if after is not None:
+            last = self._require(after).sequence
+            query = query.where(sequence > last if ascending else sequence < last)
+        return tuple(map(_job, self._read(query)))
+
+    def unfinished(self) -> tuple[Job, ...]:
+        """Jobs that are not final, in order of acceptance."""
+        return tuple(map(_job, self._read(select(_jobs).where(_jobs.c.state.not_in(FINAL)).order_by(_jobs.c.sequence))))
+
+    def counts(self) -> dict[JobState, int]:
+        """Number of jobs by state, every state named."""
+        query = select(_jobs.c.state, func.count().label("jobs")).group_by(_jobs.c.state)
+        found = {JobState(row.state): row.jobs for row in self._read(query)}
+        return {state: found.get(state, 0) for state in JobState}
+
+    def transition(self, job_id: str, new_state: JobState, **changes: Unpack[JobChanges]) -> Job:
+        """Take one step of the job's life, with changes that belong to it.  Returns the job after it.
+
+        Raises IllegalTransition when TRANSITIONS has no such step from the state found in the database at the moment of
+        writing, JobNotFound.
+        """
+        while True:
+            row = self._require(job_id)
+            old = JobState(row.state)
+            if new_state not in TRANSITIONS[old]:
+                raise IllegalTransition(job_id, old, new_state)
+            job = self._replace(row, new_state, changes)
+            if job is not None:
+                return job
+
+    def update(self, job_id: str, **changes: Unpack[JobChanges]) -> Job:
+        """Change a job within its state.  Returns the job after it.  Raises JobIsFinal, JobNotFound."""
+        while True:
+            row = self._require(job_id)
+            state = JobState(row.state)
+            if state in FINAL:
+                raise JobIsFinal(job_id, state)
+            job = self._replace(row, state, changes)
+            if job is not None:
+                return job
+
+    def delete(self, job_id: str) -> None:
+        """Remove a final job.  Raises JobNotFinal, JobNotFound."""
+        final = delete(_jobs).where(_jobs.c.id == job_id, _jobs.c.state.in_(FINAL))
+        if self._write(final).rowcount == 0:
+            raise JobNotFinal(job_id, JobState(self._require(job_id).state))
+
+    def close(self) -> None:
+        """Give the connections back; the store must not be used afterwards."""
+        self._engine.dispose()
+
+    def _replace(self, row: Row[*tuple[Any, ...]], state: JobState, changes: JobChanges) -> Job | None:
+        """The row with `changes`, or None when someone else changed it since it was read."""
+        unknown = changes.keys() - JobChanges.__annotations__.keys()
+        if unknown:
+            allowed = ", ".join(sorted(JobChanges.__annotations__))
+            raise TypeError(f"changes: got {', '.join(sorted(unknown))}, expected some of {allowed}")
+        fields = {name: value for name, value in changes.items() if name != "plan"}
+        job = Job.model_validate({**dict(_job(row)), **fields, "state": state})
+        plan = changes.get("plan", row.plan)
+        as_read = (_jobs.c.id == row.id, _jobs.c.revision == row.revision)
+        statement = update(_jobs).where(*as_read).values(revision=row.revision + 1, plan=plan, **_body(job))
+        return job if self._write(statement).rowcount == 1 else None
+
+    def _row(self, job_id: str) -> Row[*tuple[Any, ...]] | None:
+        return next(iter(self._read(select(_jobs).where(_jobs.c.id == job_id))), None)
+
+    def _require(self, job_id: str) -> Row[*tuple[Any, ...]]:
+        row = self._row(job_id)
+        if row is None:
+            raise JobNotFound(job_id)
+        return row
+
+    def _read(self, query: Select[*tuple[Any, ...]]) -> tuple[Row[*tuple[Any, ...]], ...]:
+        with self._engine.connect() as connection:
+            return tuple(connection.execute(query))
+
+    def _write(self, statement: Executable) -> CursorResult[*tuple[Any, ...]]:
+        with self._engine.connect() as connection:
+            return connection.execute(statement)
+
+
+def _job(row: Row[*tuple[Any, ...]]) -> Job:
+    return Job.model_validate_json(row.body)
+
+
+def _body(job: Job) -> dict[str, str]:
+    return {"state": job.state, "body": job.model_dump_json()}
+
+
+def _engine(database_url: str) -> Engine:
+    try:
+        url = make_url(database_url)
+        kind = url.get_backend_name()
+        if kind not in _EXCLUSIVE:
+            raise UnusableDatabase(f"database_url: got a {kind} database, expected one of {', '.join(_EXCLUSIVE)}")
+        # pre_ping: a restarted PostgreSQL server costs a reconnect, not a failed job.
+        engine = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=kind != "sqlite")
+    except (ArgumentError, ImportError) as error:
+        raise UnusableDatabase(
+            f"database_url: {error}; expected sqlite:///folder/jobs.db, or postgresql+psycopg://user@host/database "
+            "with psycopg installed"
+        ) from error
+    if kind == "sqlite":
+        _make_folder(url)
+        event.listen(engine, "connect", _prepare_sqlite)
+    return engine
+
+
+def _make_folder(url: URL) -> None:
+    if url.database in (None, "", ":memory:"):
+        raise UnusableDatabase("database_url: got SQLite in memory, which no restart survives; name a file")
+    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
+    (mode,) = cursor.execute("PRAGMA journal_mode=WAL").fetchone()
+    if mode != "wal":
+        raise UnusableDatabase(
+            f"database_url: SQLite answered journal mode {mode!r}, expected 'wal'; put the file on a local disk"
+        )
+    # FULL, as with NORMAL a power cut takes the last commits of a write-ahead log, and with them accepted jobs.  It
+    # costs one fsync a write; a job writes some ten rows.
+    cursor.execute("PRAGMA synchronous=FULL")
+    cursor.close()
+
+
+def _open_schema(engine: Engine) -> None:
+    with engine.connect() as connection, _exclusive(connection):
+        found = connection.scalar(select(_version.c.version)) if inspect(connection).has_table(_version.name) else None
+        if found is None:
+            _metadata.create_all(connection)
+            connection.execute(insert(_version).values(version=SCHEMA))
+        elif found != SCHEMA:
+            raise UnusableDatabase(
+                f"database_url: the job table has schema version {found}, this worldstage reads version {SCHEMA}; "
+                "use the worldstage that wrote it, or another database"
+            )
+
+
+@contextmanager
+def _exclusive(connection: Connection) -> Iterator[None]:
+    for statement in _EXCLUSIVE[connection.dialect.name]:
+        connection.exec_driver_sql(statement)
+    try:
+        yield
+    except BaseException:
+        connection.exec_driver_sql("ROLLBACK")
+        raise
+    connection.exec_driver_sql("COMMIT")
