@@ -23,11 +23,12 @@ from app.jobs.train_shapes.clips import draw_clips, seed_of
 from app.jobs.train_shapes.conditioning import embed, tokenise, use_window
 from app.jobs.train_shapes.grammar import caption
 from app.jobs.train_shapes.models import new_scheduler, new_text_encoder, new_tokenizer, new_transformer
+from app.jobs.train_shapes.muon import muon_and_adamw, set_rate
 from app.jobs.train_shapes.pace import Pace
 from app.jobs.train_shapes.recipe import DenoiserRecipe
 from app.jobs.train_shapes.renderer import draw
 from app.jobs.train_shapes.scene import unstate
-from app.jobs.train_shapes.whole_clip import WholeClip, norm_silu_pad
+from app.jobs.train_shapes.whole_clip import WholeClip, norm_silu_pad, to_channels_last
 
 
 @torch.no_grad()
@@ -88,17 +89,6 @@ class Denoiser(nn.Module):
         return self.transformer(x, timestep, embed(self.text_encoder, ids), return_dict=False)[0].float()
 
 
-def optimizers_for(model: Denoiser, rate: float, fused: bool) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the transformer blocks, AdamW for all else. Muon is scaled to AdamW's step size, so one rate serves both."""
-    matrices = [p for p in model.transformer.blocks.parameters() if p.ndim == 2]
-    chosen = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    return [
-        torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=fused),
-    ]
-
-
 def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict:
     """Trains up to `pace.steps` steps on latents of `out/vae`, resuming from `out/denoiser_state.pt`; writes the remaining folders of the checkpoint (fp16)."""
     on_gpu = device.type == "cuda"
@@ -108,7 +98,7 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
     vae = AutoencoderKLWan.from_pretrained(out / "vae", torch_dtype=torch.float32).to(device)
     if on_gpu:
         torch.backends.cudnn.benchmark = True
-        vae.to(memory_format=torch.channels_last_3d)
+        to_channels_last(vae)
     tokenizer = new_tokenizer()
     latents, ids = encode_clips(vae, recipe, seed, tokenizer)
     checked = encode_clips(vae, recipe, seed, tokenizer, held_out=True, clips=min(500, recipe.clips))
@@ -120,7 +110,7 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
         use_window(transformer)
     if on_gpu:
         model.transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
-    optimizers = optimizers_for(model, recipe.rate, fused=on_gpu)
+    optimizers = muon_and_adamw([p for p in model.transformer.blocks.parameters() if p.ndim == 2], model.parameters(), recipe.rate, fused=on_gpu)
     batches, check = Batches(latents, ids, recipe, seed), Batches(*checked, recipe, seed)
     state_file, losses = out / "denoiser_state.pt", []
     if state := load_state(state_file):
@@ -151,10 +141,8 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             predicted = model(x, timestep, text)
         loss = (predicted - v).square().mean()
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.rate * rate_at(step, pace.steps, recipe.warmup)
-            optimizer.zero_grad(set_to_none=True)
+        set_rate(optimizers, recipe.rate * rate_at(step, pace.steps, recipe.warmup))
+        model.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:

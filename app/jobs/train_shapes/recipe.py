@@ -50,7 +50,7 @@ class Recipe:
 
 
 FULL = Recipe(
-    vae=VaeRecipe(base_dim=8, dim_mult=(2, 4, 8, 8), steps=3000, batch=32, rate=2e-3, warmup=100),
+    vae=VaeRecipe(base_dim=8, dim_mult=(2, 4, 8, 8), steps=6000, batch=16, rate=2e-3, warmup=100),
     denoiser=DenoiserRecipe(
         heads=7, head_dim=32, layers=8, ffn_dim=512, text_dim=128, text_layers=2, clips=60_000, captions=6, steps=7000, batch=512, rate=2e-3, warmup=300
     ),

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import torch
 from diffusers import AutoencoderKLWan
-from torch import Tensor
+from torch import Tensor, nn
 
 from app.jobs.train_shapes.checkpointing import Average, finite, load_state, rate_at, save_state
 from app.jobs.train_shapes.clips import draw_clips, seed_of
 from app.jobs.train_shapes.models import new_vae
+from app.jobs.train_shapes.muon import muon_and_adamw, set_rate
 from app.jobs.train_shapes.pace import Pace
 from app.jobs.train_shapes.recipe import VaeRecipe
 from app.jobs.train_shapes.renderer import draw
-from app.jobs.train_shapes.whole_clip import WholeClip, norm_silu_pad
+from app.jobs.train_shapes.whole_clip import WholeClip, norm_silu_pad, to_channels_last
 
 
 def reconstruction_loss(out: Tensor, clip: Tensor) -> tuple[Tensor, Tensor]:
@@ -37,6 +38,12 @@ def psnr(squared_error: float) -> float:
     return 10 * math.log10(4 / max(squared_error, 1e-12))
 
 
+def hidden_convolutions(vae: AutoencoderKLWan) -> list[nn.Parameter]:
+    """Weights of all convolutions but the first and last ones of encoder and decoder, whose shapes are those of pixels and latents."""
+    ends = ("conv_in", "conv_out", "quant_conv")
+    return [p for name, p in vae.named_parameters() if p.ndim >= 4 and p.shape[1] > 1 and not any(end in name for end in ends)]
+
+
 def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict:
     """Trains up to `pace.steps` steps, resuming from `out/vae_state.pt`; writes `out/vae` (fp16) and returns the measured numbers."""
     torch.manual_seed(seed_of(seed, "vae weights"))
@@ -47,21 +54,25 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = True
         torch._dynamo.config.cache_size_limit = 64  # one entry for each width and resolution
-        vae.to(memory_format=torch.channels_last_3d)
+        to_channels_last(vae)
     whole = WholeClip(vae, norm)
-    optimizer = torch.optim.AdamW(vae.parameters(), lr=recipe.rate, betas=(0.9, 0.99), weight_decay=1e-4, fused=on_gpu)
+    optimizers = muon_and_adamw(hidden_convolutions(vae), vae.parameters(), recipe.rate, fused=on_gpu)
     average = Average(vae, recipe.ema)
     state_file, losses = out / "vae_state.pt", []
     if state := load_state(state_file):
         vae.load_state_dict(state["model"])
         average.module.load_state_dict(state["average"])
-        optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(optimizers, state["optimizers"]):
+            optimizer.load_state_dict(saved)
         losses = state["losses"]
         pace.resume(len(losses), state["steps"])
         print(f"vae: goes on at step {pace.step} of {pace.steps}", flush=True)
 
     def save() -> None:
-        save_state(state_file, model=vae.state_dict(), average=average.module.state_dict(), optimizer=optimizer.state_dict(), losses=[float(x) for x in losses], steps=pace.steps)
+        save_state(
+            state_file, model=vae.state_dict(), average=average.module.state_dict(), optimizers=[o.state_dict() for o in optimizers],
+            losses=[float(x) for x in losses], steps=pace.steps,
+        )
 
     squared = torch.zeros(())
     while pace.goes_on():
@@ -77,12 +88,12 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
             reconstruction = whole.decode(latents)
         loss, squared = reconstruction_loss(reconstruction, clip)
         loss = loss + recipe.kl_weight * 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.rate * rate_at(step, pace.steps, recipe.warmup)
-        optimizer.zero_grad(set_to_none=True)
+        set_rate(optimizers, recipe.rate * rate_at(step, pace.steps, recipe.warmup))
+        vae.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(vae.parameters(), 1.0)
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         average.update(step)
         losses.append(loss.detach())
         if pace.reports():

@@ -27,6 +27,13 @@ def norm_silu_pad(x: Tensor, gamma: Tensor) -> Tensor:
     return F.pad(F.silu(normed), (0, 0, 0, 0, 2, 0))
 
 
+def to_channels_last(vae: AutoencoderKLWan) -> None:
+    """Convolution weights with channels innermost, the layout that tensor cores read without a copy."""
+    for parameter in vae.parameters():
+        if parameter.ndim in (4, 5) and parameter.shape[1] > 1:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last if parameter.ndim == 4 else torch.channels_last_3d)
+
+
 class WholeClip:
     """Encodes and decodes with the weights of `vae`; `norm` may be a compiled `norm_silu_pad`."""
 
