@@ -4,7 +4,6 @@ import logging
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from app.api.application import UnexpectedErrors
 from tests.fake_jobs import FakeJobs
@@ -57,8 +56,6 @@ async def test_an_unexpected_fault_is_an_id_for_the_client_and_a_traceback_for_u
 
 
 async def test_a_fault_behind_the_first_byte_breaks_the_connection():
-    app = FastAPI()
-
     async def half(scope: object, receive: object, send: object) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})  # type: ignore[operator]
         raise RuntimeError("late")
@@ -68,4 +65,3 @@ async def test_a_fault_behind_the_first_byte_breaks_the_connection():
     ) as client:
         with pytest.raises(RuntimeError, match="late"):
             await client.get("/")
-    assert app.routes

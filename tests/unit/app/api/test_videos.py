@@ -146,10 +146,8 @@ FIELDS: dict[str, Any] = {
 
 
 async def test_multipart_equals_json(client: httpx.AsyncClient, jobs: FakeJobs):
-    text = {name: value if isinstance(value, list) else str(value) for name, value in FIELDS.items()}
-    parts = [
-        (name, (None, item)) for name, value in text.items() for item in (value if isinstance(value, list) else [value])
-    ]
+    lists = {name: value if isinstance(value, list) else [value] for name, value in FIELDS.items()}
+    parts = [(name, (None, str(item))) for name, items in lists.items() for item in items]
     assert (await client.post("/v1/videos", json=FIELDS)).status_code == 200
     assert (await client.post("/v1/videos", files=parts)).status_code == 200
     assert jobs.jobs["video_1"].params == jobs.jobs["video_2"].params
@@ -157,8 +155,19 @@ async def test_multipart_equals_json(client: httpx.AsyncClient, jobs: FakeJobs):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("seed", "-1"), ("seed", "1.0"), ("seed", ""), ("guidance_scale", "NaN"), ("guidance_scale", "1e999"), ("x", "1")]
-    + [("num_frames", "null"), ("num_frames", "true"), ("fps", "[1]"), ("outputs", ""), ("prompt[]", "a")],
+    [
+        ("seed", "-1"),
+        ("seed", "1.0"),
+        ("seed", ""),
+        ("guidance_scale", "NaN"),
+        ("guidance_scale", "1e999"),
+        ("num_frames", "null"),
+        ("num_frames", "true"),
+        ("fps", "[1]"),
+        ("outputs", ""),
+        ("prompt[]", "a"),
+        ("x", "1"),
+    ],
 )
 async def test_wrong_multipart_is_refused_like_json(client: httpx.AsyncClient, jobs: FakeJobs, name: str, value: str):
     answer = await client.post("/v1/videos", files=[("prompt", (None, "a")), (name, (None, value))])
