@@ -108,7 +108,8 @@ async def _no_such_route(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         # Starlette's own Allow header names the methods of the first route of this path only.
         routes = [route for route in request.app.routes if isinstance(route, Route)]
-        here = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+        here = [route for route in routes if route.path == request.url.path]  # /v1/videos/sync is not /v1/videos/{id}
+        here = here or [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
         allowed = ", ".join(sorted({method for route in here for method in route.methods or ()}))
         return response_of(
             MethodNotAllowed(f"{request.method} {path}: method not allowed; allowed: {allowed}"), {"Allow": allowed}

@@ -102,7 +102,7 @@ def add_routes(app: FastAPI, jobs: VideoJobs, files: ResultFiles) -> None:
 async def file_response(
     files: ResultFiles, job: Job, variant: Variant, byte_range: str | None, headers: dict[str, str]
 ) -> Response:
-    """A result file of a completed job, streamed; 206 when `byte_range`, a Range header, selects a part, 416 when nothing.
+    """A result file of a completed job, streamed; `byte_range`, a Range header, makes it 206, or 416 behind the end.
 
     Raises NoSuchFile.
     """

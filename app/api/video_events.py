@@ -26,6 +26,15 @@ from app.driver.job_state import JobView
 HEARTBEAT_S = 15.0
 """Below the idle limits of common proxies (nginx: 60 s)."""
 EVENT_STREAM = "text/event-stream"
+EVENT_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "event": {"enum": ["video", "error"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["event", "data"],
+}
+"""One event."""
 
 
 def add_routes(app: FastAPI, jobs: VideoJobs, heartbeat_s: float) -> None:
@@ -36,7 +45,7 @@ def add_routes(app: FastAPI, jobs: VideoJobs, heartbeat_s: float) -> None:
         response_class=StreamingResponse,
         responses={
             **documented(UnknownField, UnknownJob, NotReady),
-            200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}, "description": "Server-sent events."},
+            200: {"content": {EVENT_STREAM: {"schema": EVENT_SCHEMA}}, "description": "Server-sent events."},
         },
         operation_id="stream_video_events",
         summary="A job's changes as they happen",

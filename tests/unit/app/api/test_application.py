@@ -24,6 +24,7 @@ async def test_unknown_paths(client: httpx.AsyncClient, path: str):
         ("PATCH", "/v1/videos/video_1", "DELETE, GET"),
         ("GET", "/v1/videos/video_1/cancel", "POST"),
         ("POST", "/health", "GET"),
+        ("PUT", "/v1/videos/sync", "POST"),
         ("TRACE", "/v1/models", "GET"),
     ],
 )
