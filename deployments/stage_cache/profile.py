@@ -4,8 +4,8 @@ The schedule is the same in every topology; coefficients, weights and limits bel
 What a profile proves is not written in it: evidence is a separate record that names the profile's digest, see
 `evidence`, so that nothing about the profile changes when it passes.
 
-Two rules hold for every profile: a step whose d leaves the calibrated range computes, and once its guard has tripped the
-rest of a request is full.
+Two rules hold for every profile: a step whose d leaves the calibrated range computes, and once its guard has tripped
+the rest of a request is full.
 """
 
 from __future__ import annotations
