@@ -34,11 +34,13 @@ from app.api.videos import known_id
 from app.driver.job_state import Job, JobState
 
 CHUNK_BYTES = 1 << 18
+RETRY_AFTER_S = 5.0
+"""For a client that meets a storage which is away."""
 Variant = Literal["video", "spritesheet", "sheet", "frames"]
 
 
 class ResultFiles(Protocol):
-    """The reading half of `deployments.storage.Storage`.  Keys are `<job id>/<file>`."""
+    """The reading half of `deployments.storage.Storage`.  Keys are `<job id>/<file>`; both raise OSError when away."""
 
     def open_read(self, key: str) -> BinaryIO:
         """A seekable file.  Raises FileNotFoundError."""
@@ -104,7 +106,7 @@ async def file_response(
 ) -> Response:
     """A result file of a completed job, streamed; `byte_range`, a Range header, makes it 206, or 416 behind the end.
 
-    Raises NoSuchFile.
+    Raises NoSuchFile, NotReady.
     """
     kind = FILES[variant]
     if kind.name not in job.files:
@@ -118,10 +120,12 @@ async def file_response(
         size = await to_thread.run_sync(files.size, key)
     except FileNotFoundError:
         raise NoSuchFile(f"variant: {kind.name} of video {job.id} is gone from the storage", "variant") from None
+    except OSError as error:
+        raise NotReady("the result storage cannot be read", retry_after_s=RETRY_AFTER_S) from error
     part = _part(byte_range, size)
     if part is None:
-        error = RangeNotSatisfiable(f"Range: got {byte_range}, the file has {size} bytes", "Range")
-        return response_of(error, {"Content-Range": f"bytes */{size}"})
+        behind = RangeNotSatisfiable(f"Range: got {byte_range}, the file has {size} bytes", "Range")
+        return response_of(behind, {"Content-Range": f"bytes */{size}"})
     length = part.stop - part.start
     sent = {
         **headers,

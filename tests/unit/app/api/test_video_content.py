@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import httpx
 import pytest
 
-from tests.fake_jobs import MP4, FakeJobs
+from app.api.application import make_app
+from app.config import Http
+from deployments.storage import Storage, StorageUnavailable
+from tests.fake_jobs import MP4, FakeJobs, card
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +53,28 @@ async def test_a_file_lost_from_the_storage(client: httpx.AsyncClient, jobs: Fak
     jobs.files.contents.clear()
     answer = await client.get(done)
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_not_found")
+
+
+async def test_a_storage_that_is_away(client: httpx.AsyncClient, jobs: FakeJobs, done: str, monkeypatch: Any):
+    def away(key: str) -> int:
+        raise StorageUnavailable(key)
+
+    monkeypatch.setattr(jobs.files, "size", away)
+    answer = await client.get(done)
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+async def test_the_real_storage(tmp_path: Path):
+    jobs, storage = FakeJobs(pace_s=0.001), Storage(str(tmp_path))
+    storage.put_bytes(MP4, "video_1/video.mp4")
+    app = make_app(jobs, [card()], storage, Http())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as client:
+        await client.post("/v1/videos", json={"prompt": "a"})
+        await jobs.wait("video_1")
+        answer = await client.get("/v1/videos/video_1/content", headers={"Range": "bytes=-10"})
+        assert (answer.status_code, answer.content) == (206, MP4[-10:])
+        storage.delete("video_1/video.mp4")
+        assert (await client.get("/v1/videos/video_1/content")).status_code == 404
 
 
 async def test_no_file_before_the_end(client: httpx.AsyncClient):
