@@ -67,7 +67,7 @@ def _model(model: VideoModel, args: Worldstage) -> ModelServices:
     card = _card(model, checkpoint)
     return ModelServices(
         card=card,
-        scheduler=checkpoint.scheduler_class,
+        scheduler=checkpoint.scheduler,
         scheduler_config=checkpoint.scheduler_config,
         boundary_ratio=checkpoint.boundary_ratio,
         latent_channels=checkpoint.vae_config["z_dim"],

@@ -32,7 +32,7 @@ class VideoDecoder:
     """AutoencoderKLWan's decoder with the latents' normalisation undone, as at the end of `WanPipeline.__call__`."""
 
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        vae = AutoencoderKLWan.from_pretrained(folder / "vae", torch_dtype=dtype)
+        vae = AutoencoderKLWan.from_pretrained(folder / "vae", dtype=dtype)
         del vae.encoder, vae.quant_conv
         self._vae = vae.to(device).eval()
         self._dtype, self._device = dtype, device

@@ -1,0 +1,192 @@
+"""Runs a gang of real processes over gloo, without Ray, for tests that compare topologies."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from app.planning.video_plan import video_plan
+from deployments.gang.conductor import Submission
+from deployments.gang.rank import Rank
+from deployments.gang.transport import Transport
+from deployments.plan import Plan
+from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
+from deployments.wan.solver import SolverSpec
+from deployments.wan.stage import WanStage
+from deployments.wan.video_task import SolverState, VideoTask
+from deployments.wan.video_worker import VideoWorker
+
+
+@dataclass(frozen=True)
+class GangSpec:
+    """A `RankSpec` on the CPU, one thread a rank so that sums are split alike in every topology."""
+
+    folder: str
+    pp: int = 1
+    cfg: int = 1
+    split: tuple[int, ...] | None = None
+    dtype: torch.dtype = torch.float32
+    in_flight: int = 2
+    states: str | None = None
+    """Folder for saved solver states."""
+
+    backend = "gloo"
+    data_timeout_s = 60.0
+    threads = 1
+
+    def device(self, rank: int) -> torch.device:
+        return torch.device("cpu")
+
+    def worker(self, rank: int, device: torch.device, transport: Transport) -> VideoWorker:
+        checkpoint = open_checkpoint(self.folder)
+        index = rank % self.pp
+        blocks = split_blocks(checkpoint.num_blocks, self.pp, self.split)[index]
+        first, last = index == 0, index == self.pp - 1
+        stages = tuple(
+            WanStage(
+                load_expert(checkpoint, expert, blocks, first=first, last=last, dtype=self.dtype, device=device),
+                self.dtype,
+                first=first,
+                last=last,
+            )
+            for expert in checkpoint.experts
+        )
+        return VideoWorker(stages, rank, device, transport, self._save if self.states else None)
+
+    def _save(self, job: str, data: bytes) -> None:
+        assert self.states is not None
+        state = SolverState.from_bytes(data)
+        (Path(self.states) / f"{job}-{state.step:03d}").write_bytes(data)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a test."""
+
+    job: str
+    text: Mapping[str, Tensor]
+    """``positive`` and ``negative`` embeddings [1, L, text_dim]."""
+    latent_shape: tuple[int, int, int, int, int]
+    steps: int = 4
+    seed: int = 0
+    guidance: tuple[float, float] = (5.0, 5.0)
+    flow_shift: float = 3.0
+    checkpoint_every: int = 0
+    resume: SolverState | None = None
+    cancel_after: int | None = None
+    """Cancel once so many steps are done."""
+
+    def submission(self, spec: GangSpec, listener: Any) -> Submission:
+        checkpoint = open_checkpoint(spec.folder)
+        solver = SolverSpec(
+            checkpoint.scheduler,
+            checkpoint.scheduler_config,
+            self.steps,
+            self.flow_shift,
+            checkpoint.boundary_ratio,
+        )
+        start = self.resume.step if self.resume else 0
+        plan: Plan = video_plan(
+            stages=spec.pp,
+            chains=spec.cfg,
+            guidance_scale=self.guidance[0],
+            experts=solver.experts(),
+            start=start,
+        )
+        task = VideoTask(self.job, plan, solver, self.latent_shape, self.seed, self.guidance, self.checkpoint_every)
+        tensors = {f"text.{branch}": x for branch, x in self.text.items()}
+        resume = None
+        if self.resume:
+            resume = {"step": self.resume.step, "numbers": dict(self.resume.numbers)}
+            tensors |= {"latents": self.resume.latents}
+            tensors |= {f"solver.{name}": x for name, x in self.resume.tensors.items()}
+        message = {"task": task.to_json(), "resume": resume}
+        return Submission(self.job, message, tensors, start, len(plan.steps), plan.digest, listener)
+
+
+class Waiter:
+    """A listener that waits for the end and may cancel on the way."""
+
+    def __init__(self, on_step: Callable[[int], None] | None = None) -> None:
+        self.ended = threading.Event()
+        self.steps: list[int] = []
+        self.latents: Tensor | None = None
+        self.error: BaseException | None = None
+        self._on_step = on_step
+
+    def on_step(self, done: int) -> None:
+        self.steps.append(done)
+        if self._on_step:
+            self._on_step(done)
+
+    def on_result(self, latents: Tensor, seconds: float) -> None:
+        self.latents = latents
+        self.ended.set()
+
+    def on_failure(self, error: BaseException) -> None:
+        self.error = error
+        self.ended.set()
+
+
+def run_gang(spec: GangSpec, waves: Sequence[Sequence[Ask]], tmp_path: Path) -> dict[str, Tensor]:
+    """Run the requests, those of a wave at once, wave after wave; returns final latents by job, cancelled ones left out."""
+    world = spec.pp * spec.cfg
+    store_file = tmp_path / f"store-{spec.pp}-{spec.cfg}-{len(list(tmp_path.iterdir()))}"
+    out = tmp_path / f"{store_file.name}-out.safetensors"
+    arguments = (spec, waves, str(store_file), world, str(out))
+    if world == 1:
+        _rank(0, *arguments)
+    else:
+        # Ranks fork from a server that has imported torch and diffusers once; each fresh import takes seconds.
+        multiprocessing.set_forkserver_preload(["tests.gangs"])
+        mp.start_processes(_rank, arguments, nprocs=world, start_method="forkserver")
+    return load_file(out)
+
+
+def _rank(rank: int, spec: GangSpec, waves: Sequence[Sequence[Ask]], store_file: str, world: int, out: str) -> None:
+    store = dist.FileStore(store_file, world) if world > 1 else None
+    member = Rank(spec, rank, world, store)
+    member.wait_ready()
+    if rank == 0:
+        results: dict[str, Tensor] = {}
+        for wave in waves:
+            results |= _wave(member, spec, wave)
+        member.stop(60)
+        save_file({job: x.contiguous() for job, x in results.items()}, out)
+    else:
+        member._thread.join()
+    if member.failure is not None:
+        raise member.failure
+
+
+def _wave(member: Rank, spec: GangSpec, wave: Sequence[Ask]) -> dict[str, Tensor]:
+    conductor = member.conductor
+    waiters: dict[str, Waiter] = {}
+    for ask in wave:
+        waiter = Waiter()
+        if ask.cancel_after is not None:
+
+            def cancel(done: int, ask: Ask = ask, waiter: Waiter = waiter) -> None:
+                if done == ask.cancel_after:
+                    conductor.cancel(ask.job, waiter)
+                    waiter.ended.set()
+
+            waiter._on_step = cancel
+        waiters[ask.job] = waiter
+        conductor.submit(ask.submission(spec, waiter))
+    for job, waiter in waiters.items():
+        if not waiter.ended.wait(120):
+            raise TimeoutError(f"{job} did not end")
+        if waiter.error is not None:
+            raise waiter.error
+    return {job: w.latents for job, w in waiters.items() if w.latents is not None}
