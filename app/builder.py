@@ -50,7 +50,7 @@ def build(args: Worldstage) -> Application:
         health_check_period_s=HEALTH_PERIOD_S,
     ).bind(services, args.jobs)
     ingress = serve.deployment(
-        VideoIngress,
+        serve.ingress()(VideoIngress),
         name="ingress",
         num_replicas=1,
         ray_actor_options={"num_cpus": 0.1},

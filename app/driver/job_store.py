@@ -294,9 +294,13 @@ def _engine(database_url: str) -> Engine:
 
 
 def _make_folder(url: URL) -> None:
-    if url.database in (None, "", ":memory:"):
-        raise UnusableDatabase("database_url: got SQLite in memory, which no restart survives; name a file")
-    Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    database = url.database or ":memory:"
+    if database == ":memory:" or database.startswith("file:"):
+        raise UnusableDatabase(
+            f"database_url: got SQLite database {database!r}, expected a plain file, as in sqlite:///folder/jobs.db; "
+            "memory survives no restart"
+        )
+    Path(database).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

@@ -9,6 +9,7 @@ start, jobs that were running are queued again, ask the gang that had them, and 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
@@ -153,7 +154,7 @@ class VideoDriver:
         await self.get(job_id)
         stored = await asyncio.to_thread(self._store.plan, job_id)
         if stored is not None:
-            return Plan.from_json(stored).describe()
+            return Plan.from_json(json.loads(stored)).describe()
         job = (await self.get(job_id)).job
         return VideoAttempt(self._models[job.params.model].services, job, None, 0).plan.describe()
 
@@ -363,7 +364,7 @@ class _RowReporter:
         await self._driver._enter(self._live, state)
 
     async def placed(self, gang: str, plan: Plan) -> None:
-        await self._driver._change(self._live, gang=gang, plan=plan.to_json())
+        await self._driver._change(self._live, gang=gang, plan=json.dumps(plan.to_json()))
 
     def stepped(self, done: int) -> None:
         self._live.progress.step = done
