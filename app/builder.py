@@ -5,10 +5,9 @@ and a string would make it hand over an unchecked dict.
 """
 
 import logging
+import os
 import time
-from pathlib import Path
 
-import torch
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import GangSchedulingConfig, RequestRouterConfig
@@ -24,9 +23,10 @@ from deployments.gang.transport import Backend
 from deployments.storage import Storage
 from deployments.wan.checkpoint import WanCheckpoint, fingerprint, open_checkpoint
 from deployments.wan.decoder import DecoderReplica
-from deployments.wan.memory_plan import plan_memory
+from deployments.wan.free_memory import free_host_memory
+from deployments.wan.memory_plan import DTYPES, HOST, MemoryPlan, plan_memory
 from deployments.wan.text_encoder import TextEncoderReplica
-from deployments.wan.video_rank import DTYPES, VideoRankSpec
+from deployments.wan.video_rank import VideoRankSpec
 
 DRAIN_S = 30.0
 """A replica that is told to go finishes what takes no longer; jobs survive all the same."""
@@ -62,8 +62,11 @@ def build(args: Worldstage) -> Application:
 
 def _model(model: VideoModel, args: Worldstage) -> ModelServices:
     checkpoint = open_checkpoint(model.checkpoint, model.revision)
-    plan = plan_memory(checkpoint, model)
-    logger.info("model %s\n%s", model.name, plan.format())
+    memory = plan_memory(checkpoint, model)
+    # A GPU's free memory is known only in the process that gets it: ranks and services check theirs before they load.
+    available = {HOST: free_host_memory()} if any(need.pool == HOST for need in memory.needs) else {}
+    logger.info("model %s\n%s", model.name, memory.format(available))
+    memory.refuse_if_too_big(available)
     card = _card(model, checkpoint)
     return ModelServices(
         card=card,
@@ -72,9 +75,9 @@ def _model(model: VideoModel, args: Worldstage) -> ModelServices:
         boundary_ratio=checkpoint.boundary_ratio,
         latent_channels=checkpoint.vae_config["z_dim"],
         vae_stride=(checkpoint.vae_config["scale_factor_temporal"], checkpoint.vae_config["scale_factor_spatial"]),
-        text_encoder=_text_encoder(model, checkpoint),
-        gang=_gang(model, args),
-        decoder=_decoder(model, checkpoint, args),
+        text_encoder=_text_encoder(model, checkpoint, memory),
+        gang=_gang(model, memory, args),
+        decoder=_decoder(model, checkpoint, memory, args),
     )
 
 
@@ -93,7 +96,7 @@ def _card(model: VideoModel, checkpoint: WanCheckpoint) -> ModelCard:
     )
 
 
-def _gang(model: VideoModel, args: Worldstage) -> Application:
+def _gang(model: VideoModel, memory: MemoryPlan, args: Worldstage) -> Application:
     topology, ranks = model.topology, model.ranks
     spec = VideoRankSpec(
         checkpoint=model.checkpoint,
@@ -106,8 +109,9 @@ def _gang(model: VideoModel, args: Worldstage) -> Application:
         backend=_backend(model),
         data_timeout_s=model.data_timeout_s,
         in_flight=topology.requests_in_flight,
-        threads=ranks.threads,
+        threads=_threads(ranks, topology.ranks),
         on_gpu=_on_gpu(ranks),
+        memory=memory,
         storage_url=args.jobs.storage_url,
     )
     return serve.deployment(
@@ -132,7 +136,7 @@ def _backend(model: VideoModel) -> Backend:
     return "nccl" if model.ranks.gpus >= 1 else "staged"
 
 
-def _text_encoder(model: VideoModel, checkpoint: WanCheckpoint) -> Application:
+def _text_encoder(model: VideoModel, checkpoint: WanCheckpoint, memory: MemoryPlan) -> Application:
     service = model.text_encoder
     return serve.deployment(
         TextEncoderReplica,
@@ -142,10 +146,10 @@ def _text_encoder(model: VideoModel, checkpoint: WanCheckpoint) -> Application:
         max_ongoing_requests=64,
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_S,
-    ).bind(str(checkpoint.folder), DTYPES[model.dtype], _on_gpu(service), service.threads)
+    ).bind(checkpoint.folder, DTYPES[model.dtype], _on_gpu(service), _threads(service, 1), memory)
 
 
-def _decoder(model: VideoModel, checkpoint: WanCheckpoint, args: Worldstage) -> Application:
+def _decoder(model: VideoModel, checkpoint: WanCheckpoint, memory: MemoryPlan, args: Worldstage) -> Application:
     service = model.decoder
     return serve.deployment(
         DecoderReplica,
@@ -156,12 +160,22 @@ def _decoder(model: VideoModel, checkpoint: WanCheckpoint, args: Worldstage) -> 
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_S,
     ).bind(
-        str(checkpoint.folder), DTYPES[service.dtype], _on_gpu(service), service.threads, Storage(args.jobs.storage_url)
+        checkpoint.folder,
+        DTYPES[service.dtype],
+        _on_gpu(service),
+        _threads(service, 1),
+        memory,
+        Storage(args.jobs.storage_url),
     )
 
 
 def _on_gpu(placement: Placement) -> bool:
     return placement.gpus > 0
+
+
+def _threads(placement: Placement, processes: int) -> int:
+    """Ray would leave a process with a fraction of a CPU one thread; the phases of a video hardly overlap."""
+    return placement.threads or max(1, (os.cpu_count() or 1) // processes)
 
 
 def _actor_options(placement: Placement) -> dict[str, float]:

@@ -47,7 +47,11 @@ class Placement(Closed):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where the process is given a GPU.")
     cpus: float = Field(0.1, ge=0, description="CPUs Ray reserves.")
     gpus: float = Field(0, ge=0, description="GPUs Ray reserves; below 1, processes share a card.")
-    threads: int | None = Field(None, ge=1, description="Torch threads on a CPU; None leaves torch's own choice.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        description="Torch threads on a CPU; None: the machine's cores, shared evenly by the ranks of a gang.",
+    )
 
     @model_validator(mode="after")
     def _cuda_needs_a_gpu(self) -> Placement:

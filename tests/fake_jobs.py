@@ -17,6 +17,8 @@ from app.model_card import ModelCard
 MP4 = bytes(range(256)) * 4
 """1024 bytes that stand for a video: the surface never looks inside."""
 
+STAY = "stay"
+
 ORDER = [JobState.QUEUED, JobState.ENCODING, JobState.DENOISING, JobState.DECODING, JobState.COMPLETED]
 
 
@@ -65,7 +67,7 @@ class AnyVideo:
 @dataclass
 class FakeJobs:
     """pace_s: None leaves every move to `advance`; otherwise a job takes a step whenever somebody looks at it, and
-    every `pace_s` seconds while somebody waits."""
+    every `pace_s` seconds while somebody waits.  A job with the prompt STAY moves by `advance` and `cancel` alone."""
 
     pace_s: float | None = None
     files: MemoryFiles = field(default_factory=MemoryFiles)
@@ -85,7 +87,7 @@ class FakeJobs:
 
     async def get(self, job_id: str) -> JobView:
         job = self._job(job_id)
-        if self.pace_s is not None:
+        if self.pace_s is not None and job.params.prompt != STAY:
             self.advance(job_id)
         return self._view(job)
 
@@ -133,7 +135,7 @@ class FakeJobs:
             self._set(job, ORDER[ORDER.index(job.state) + 1])
 
     async def _change(self, job_id: str) -> None:
-        if self.pace_s is None:
+        if self.pace_s is None or self._job(job_id).params.prompt == STAY:
             await self.changed.wait()
         else:
             await asyncio.sleep(self.pace_s)

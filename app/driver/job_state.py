@@ -1,9 +1,9 @@
 """The life of a video job.
 
-    QUEUED -> ENCODING -> DENOISING -> DECODING -> COMPLETED
-    QUEUED, ENCODING, DENOISING, DECODING -> FAILED | CANCELLED
-    ENCODING, DENOISING, DECODING -> QUEUED          a lost worker or a restarted driver: the job runs again or resumes
-    final: COMPLETED, FAILED, CANCELLED
+QUEUED -> ENCODING -> DENOISING -> DECODING -> COMPLETED
+QUEUED, ENCODING, DENOISING, DECODING -> FAILED | CANCELLED
+ENCODING, DENOISING, DECODING -> QUEUED          a lost worker or a restarted driver: the job runs again or resumes
+final: COMPLETED, FAILED, CANCELLED
 """
 
 from __future__ import annotations

@@ -287,9 +287,7 @@ class VideoDriver:
     async def _end(self, live: _Live, state: JobState, **changes: Any) -> None:
         job_id = live.job.id
         changes.setdefault("step", live.progress.step)
-        live.job = await asyncio.to_thread(
-            self._store.transition, job_id, state, finished_at=time.time(), **changes
-        )
+        live.job = await asyncio.to_thread(self._store.transition, job_id, state, finished_at=time.time(), **changes)
         self._forget(live)
         keep = set(live.job.files)
         await asyncio.to_thread(self._clean, job_id, keep)

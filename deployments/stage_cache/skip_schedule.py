@@ -212,8 +212,8 @@ def _combine(steps: int, tracks: Sequence[_Track], limits: SkipLimits) -> Planne
         hit = False
         if limits.first <= step < limits.end(steps):
             if all(track.in_range(step) for track in tracks):
-                allowed = [track.advance(step) for track in tracks]  # a list: every stage accumulates every step
-                hit = all(allowed) and run < limits.max_consecutive
+                # The first objection decides: a full step clears every track, so the others need not advance.
+                hit = all(track.advance(step) for track in tracks) and run < limits.max_consecutive
             else:
                 out_of_range.append(step)
         run = run + 1 if hit else 0

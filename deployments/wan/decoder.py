@@ -22,6 +22,8 @@ from torch import Tensor
 
 from deployments.storage import Storage
 from deployments.video_file import frames_npz, sheet, video_mp4
+from deployments.wan.free_memory import free_memory
+from deployments.wan.memory_plan import MemoryPlan
 
 
 class DecodingCancelled(Exception):
@@ -72,21 +74,22 @@ class Decoded(TypedDict):
 class DecoderReplica:
     """The Serve replica of a `VideoDecoder`.  Frames never leave it: it writes the job's files itself."""
 
-    def __init__(self, folder: str, dtype: torch.dtype, on_gpu: bool, threads: int | None, storage: Storage) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, on_gpu: bool, threads: int, memory: MemoryPlan, storage: Storage
+    ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         self._storage = storage
         device = torch.device("cuda" if on_gpu else "cpu")
 
         def load_vae() -> VideoDecoder:
-            if threads is not None:
-                torch.set_num_threads(threads)
-            return VideoDecoder(Path(folder), dtype, device)
+            torch.set_num_threads(threads)
+            if on_gpu:
+                memory.refuse_if_too_big({"decoder": free_memory(device)})
+            return VideoDecoder(folder, dtype, device)
 
         self._decoder = self._thread.submit(load_vae).result()
 
-    async def decode(
-        self, job: str, latents: list[ray.ObjectRef | bytes], fps: int, outputs: Sequence[str]
-    ) -> Decoded:
+    async def decode(self, job: str, latents: list[ray.ObjectRef | bytes], fps: int, outputs: Sequence[str]) -> Decoded:
         """Decode one job and store its files.
 
         latents: one safetensors blob with ``latents``.  outputs: of ``sheet`` and ``frames``, beside ``video.mp4``.

@@ -30,7 +30,7 @@ RUNTIME_BYTES = {"cpu": GIB // 2, "cuda": 3 * GIB // 2}
 """cpu: resident size of Python with torch, diffusers and ray (0.47 GiB measured).  cuda: context, cuBLAS and NCCL."""
 
 SOLVER_LATENTS = 16
-"""fp32 tensors of the latents' size at the peak of a solver step, UniPC of order 2: 14 measured, predictions included."""
+"""fp32 tensors of the latents' size at the peak of a solver step, predictions included; 14 measured with UniPC."""
 
 HOST = "host"
 """The pool of all processes on CPUs."""

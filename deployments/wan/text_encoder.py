@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, UMT5EncoderModel
 
 from deployments.plan import Branch
+from deployments.wan.free_memory import free_memory
+from deployments.wan.memory_plan import MemoryPlan
 
 
 class TextEncoder:
@@ -61,14 +63,15 @@ class Encoded(TypedDict):
 class TextEncoderReplica:
     """The Serve replica of a `TextEncoder`; torch runs on a thread of its own, so that health checks are answered."""
 
-    def __init__(self, folder: str, dtype: torch.dtype, on_gpu: bool, threads: int | None) -> None:
+    def __init__(self, folder: Path, dtype: torch.dtype, on_gpu: bool, threads: int, memory: MemoryPlan) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="text-encoder")
         device = torch.device("cuda" if on_gpu else "cpu")
 
         def load() -> TextEncoder:
-            if threads is not None:
-                torch.set_num_threads(threads)
-            return TextEncoder(Path(folder), dtype, device)
+            torch.set_num_threads(threads)
+            if on_gpu:
+                memory.refuse_if_too_big({"text encoder": free_memory(device)})
+            return TextEncoder(folder, dtype, device)
 
         self._encoder = self._thread.submit(load).result()
 

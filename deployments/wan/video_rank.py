@@ -11,10 +11,11 @@ import torch
 from deployments.gang.transport import Backend, Transport
 from deployments.storage import Storage
 from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
+from deployments.wan.free_memory import free_memory
+from deployments.wan.memory_plan import DTYPES, MemoryPlan
 from deployments.wan.stage import WanStage
 from deployments.wan.video_worker import VideoWorker
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SOLVER_STATE = "solver.safetensors"
 
 
@@ -42,8 +43,10 @@ class VideoRankSpec:
     backend: Backend
     data_timeout_s: float
     in_flight: int
-    threads: int | None
+    threads: int
     on_gpu: bool
+    memory: MemoryPlan
+    """A rank that finds less free memory on its GPU refuses to load."""
     storage_url: str
     """Where solver states are saved."""
 
@@ -57,6 +60,8 @@ class VideoRankSpec:
 
     def worker(self, rank: int, device: torch.device, transport: Transport) -> VideoWorker:
         """Read this rank's blocks of every expert and nothing else."""
+        if device.type == "cuda":
+            self.memory.refuse_if_too_big({f"rank {rank}": free_memory(device)})
         checkpoint = open_checkpoint(self.checkpoint, self.revision)
         index = rank % self.pp
         blocks = split_blocks(checkpoint.num_blocks, self.pp, self.split)[index]

@@ -20,7 +20,11 @@ from app.jobs.train_shapes.recipe import FULL, SMOKE
 
 def main(arguments: list[str] | None = None) -> dict:
     """Runs one stage and returns its report, which is also printed and written to FOLDER."""
-    parser = argparse.ArgumentParser(prog="python -m app.jobs.train_shapes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m app.jobs.train_shapes",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("stage", choices=("vae", "denoiser", "evaluate", "bundle"))
     parser.add_argument("--out", type=Path, required=True, help="folder of state, weights and reports")
     parser.add_argument("--seed", type=int, default=0)
@@ -42,7 +46,9 @@ def main(arguments: list[str] | None = None) -> dict:
         from app.jobs.train_shapes.vae_training import train_vae
 
         settings, train = (recipe.vae, train_vae) if options.stage == "vae" else (recipe.denoiser, train_denoiser)
-        return train(settings, options.out, options.seed, device, Pace(options.steps or settings.steps, options.seconds))
+        return train(
+            settings, options.out, options.seed, device, Pace(options.steps or settings.steps, options.seconds)
+        )
     if options.stage == "evaluate":
         from app.jobs.train_shapes.evaluation import evaluate
 

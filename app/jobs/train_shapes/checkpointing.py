@@ -55,5 +55,7 @@ def finite(loss: Tensor, step: int) -> float:
     """The loss as a number; raises when it is not finite, since every later step would be wasted."""
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise FloatingPointError(f"loss: got {value} at step {step}, expected a finite number; lower the learning rate and resume from the last state")
+        raise FloatingPointError(
+            f"loss: got {value} at step {step}, expected a finite number; lower the learning rate and resume from the last state"
+        )
     return value

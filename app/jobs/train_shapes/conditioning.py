@@ -23,7 +23,9 @@ def tokenise(tokenizer, captions: list[str]) -> Tensor:
     """Token ids [N, L] int64, padded with 0."""
     ids = tokenizer(captions, padding="max_length", max_length=WINDOW, truncation=True, return_tensors="pt").input_ids
     if ids[:, -1].any():
-        raise ValueError(f"captions: one has more than {WINDOW - 1} tokens, allowed are {WINDOW - 1}; raise conditioning.WINDOW")
+        raise ValueError(
+            f"captions: one has more than {WINDOW - 1} tokens, allowed are {WINDOW - 1}; raise conditioning.WINDOW"
+        )
     return ids
 
 
@@ -36,8 +38,17 @@ def embed(text_encoder: nn.Module, ids: Tensor) -> Tensor:
 class WindowCrossAttention:
     """Attention processor for `attn2`: L places, the last standing for itself and the TEXT_LENGTH - L cut off."""
 
-    def __call__(self, attn: nn.Module, hidden_states: Tensor, encoder_hidden_states: Tensor, attention_mask: None = None, rotary_emb: None = None) -> Tensor:
-        query = attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1)).transpose(1, 2)  # [N, heads, tokens, head_dim]
+    def __call__(
+        self,
+        attn: nn.Module,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: None = None,
+        rotary_emb: None = None,
+    ) -> Tensor:
+        query = (
+            attn.norm_q(attn.to_q(hidden_states)).unflatten(2, (attn.heads, -1)).transpose(1, 2)
+        )  # [N, heads, tokens, head_dim]
         key = attn.norm_k(attn.to_k(encoder_hidden_states)).unflatten(2, (attn.heads, -1)).transpose(1, 2)
         value = attn.to_v(encoder_hidden_states).unflatten(2, (attn.heads, -1)).transpose(1, 2)
         scores = (query @ key.transpose(2, 3)).float() * key.shape[-1] ** -0.5

@@ -9,13 +9,14 @@ Axes: N clips, 16 channels, F = 5 latent frames, 16 x 16; L text places (see `co
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import time
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKLWan
+from diffusers import AutoencoderKLWan, WanPipeline
 from torch import Tensor, nn
 
 from app.jobs.train_shapes.checkpointing import Average, finite, load_state, rate_at, save_state
@@ -32,11 +33,22 @@ from app.jobs.train_shapes.whole_clip import WholeClip, norm_silu_pad, to_channe
 
 
 @torch.no_grad()
-def encode_clips(vae: AutoencoderKLWan, recipe: DenoiserRecipe, seed: int, tokenizer, held_out: bool = False, clips: int | None = None) -> tuple[Tensor, Tensor]:
+def encode_clips(
+    vae: AutoencoderKLWan,
+    recipe: DenoiserRecipe,
+    seed: int,
+    tokenizer,
+    held_out: bool = False,
+    clips: int | None = None,
+) -> tuple[Tensor, Tensor]:
     """Normalised latents [clips, 16, 5, 16, 16] (bf16 on a GPU) and token ids [clips, captions, L], both on the autoencoder's device."""
     device, count = vae.device, clips or recipe.clips
     on_gpu = device.type == "cuda"
-    norm, drawing = (torch.compile(norm_silu_pad, dynamic=False), torch.compile(draw, dynamic=False)) if on_gpu else (norm_silu_pad, draw)
+    norm, drawing = (
+        (torch.compile(norm_silu_pad, dynamic=False), torch.compile(draw, dynamic=False))
+        if on_gpu
+        else (norm_silu_pad, draw)
+    )
     whole, batch = WholeClip(vae, norm), 100 if on_gpu else 2
     mean = torch.tensor(vae.config.latents_mean, device=device).view(1, 16, 1, 1, 1)
     std = torch.tensor(vae.config.latents_std, device=device).view(1, 16, 1, 1, 1)
@@ -73,7 +85,12 @@ class Batches:
         x0 = self.latents[which].float()
         noise = torch.randn(x0.shape, device=device, generator=generator)
         mix = s.view(-1, 1, 1, 1, 1)
-        return (1 - mix) * x0 + mix * noise, noise - x0, 1000 * s, torch.where(dropped, self.empty, self.ids[which, wording])
+        return (
+            (1 - mix) * x0 + mix * noise,
+            noise - x0,
+            1000 * s,
+            torch.where(dropped, self.empty, self.ids[which, wording]),
+        )
 
 
 class Denoiser(nn.Module):
@@ -89,11 +106,19 @@ class Denoiser(nn.Module):
         return self.transformer(x, timestep, embed(self.text_encoder, ids), return_dict=False)[0].float()
 
 
+def hidden_matrices(model: Denoiser) -> list[nn.Parameter]:
+    """All matrices but embeddings, position biases and the output projection."""
+    others = ("shared", "embed_tokens", "relative_attention_bias", "proj_out")
+    return [p for name, p in model.named_parameters() if p.ndim == 2 and not any(other in name for other in others)]
+
+
 def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict:
     """Trains up to `pace.steps` steps on latents of `out/vae`, resuming from `out/denoiser_state.pt`; writes the remaining folders of the checkpoint (fp16)."""
     on_gpu = device.type == "cuda"
     if not (out / "vae").is_dir():
-        raise FileNotFoundError(f"out: got {out}, which has no folder 'vae'; run the stage vae with the same --out first")
+        raise FileNotFoundError(
+            f"out: got {out}, which has no folder 'vae'; run the stage vae with the same --out first"
+        )
     torch._dynamo.config.cache_size_limit = 64
     vae = AutoencoderKLWan.from_pretrained(out / "vae", torch_dtype=torch.float32).to(device)
     if on_gpu:
@@ -102,7 +127,10 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
     tokenizer = new_tokenizer()
     latents, ids = encode_clips(vae, recipe, seed, tokenizer)
     checked = encode_clips(vae, recipe, seed, tokenizer, held_out=True, clips=min(500, recipe.clips))
-    print(f"denoiser: {len(latents)} clips encoded after {time.monotonic() - pace.started:.0f} s, std {float(latents.float().std()):.3f}", flush=True)
+    print(
+        f"denoiser: {len(latents)} clips encoded after {time.monotonic() - pace.started:.0f} s, std {float(latents.float().std()):.3f}",
+        flush=True,
+    )
     torch.manual_seed(seed_of(seed, "denoiser weights"))
     model = Denoiser(recipe).to(device)
     average = Average(model, recipe.ema)
@@ -110,7 +138,7 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
         use_window(transformer)
     if on_gpu:
         model.transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
-    optimizers = muon_and_adamw([p for p in model.transformer.blocks.parameters() if p.ndim == 2], model.parameters(), recipe.rate, fused=on_gpu)
+    optimizers = muon_and_adamw(hidden_matrices(model), model.parameters(), recipe.rate, fused=on_gpu)
     batches, check = Batches(latents, ids, recipe, seed), Batches(*checked, recipe, seed)
     state_file, losses = out / "denoiser_state.pt", []
     if state := load_state(state_file):
@@ -124,8 +152,12 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
 
     def save() -> None:
         save_state(
-            state_file, model=model.state_dict(), average=average.module.state_dict(), optimizers=[o.state_dict() for o in optimizers],
-            losses=[float(x) for x in losses], steps=pace.steps,
+            state_file,
+            model=model.state_dict(),
+            average=average.module.state_dict(),
+            optimizers=[o.state_dict() for o in optimizers],
+            losses=[float(x) for x in losses],
+            steps=pace.steps,
         )
         export(average.module, tokenizer, out)
 
@@ -150,24 +182,31 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
         average.update(step)
         losses.append(loss.detach())
         if pace.reports():
-            print(f"denoiser: step {step} of {pace.steps} loss {finite(loss, step):.4f} held-out {check_loss():.4f} {pace.seconds_a_step * 1e3:.0f} ms a step", flush=True)
+            print(
+                f"denoiser: step {step} of {pace.steps} loss {finite(loss, step):.4f} held-out {check_loss():.4f} {pace.seconds_a_step * 1e3:.0f} ms a step",
+                flush=True,
+            )
         if pace.saves():
             losses = [float(x) for x in losses]
             save()
     losses = [float(x) for x in losses]
     save()
-    report = {"stage": "denoiser", "steps": pace.steps, "loss_first": losses[0], "loss_last": sum(losses[-50:]) / len(losses[-50:])}
+    report = {
+        "stage": "denoiser",
+        "steps": pace.steps,
+        "loss_first": losses[0],
+        "loss_last": sum(losses[-50:]) / len(losses[-50:]),
+    }
     report |= {"loss_held_out": check_loss(), "seconds": time.monotonic() - pace.started}
-    (out / "denoiser_report.json").write_text(json.dumps({**report, "losses": losses[:: max(1, len(losses) // 200)]}, indent=1))
+    (out / "denoiser_report.json").write_text(
+        json.dumps({**report, "losses": losses[:: max(1, len(losses) // 200)]}, indent=1)
+    )
     print(f"denoiser: {report}", flush=True)
     return report
 
 
 def export(model: Denoiser, tokenizer, out: Path) -> None:
     """Writes transformer, text encoder, tokenizer, scheduler and model_index.json beside `out/vae`, fp16, as WanPipeline reads them."""
-    from diffusers import WanPipeline
-    import copy
-
     half = copy.deepcopy(model).half()
     pipeline = WanPipeline(
         tokenizer=tokenizer,

@@ -44,9 +44,18 @@ DIRECTION_FORMS = {
     "bare": {"left": "left", "right": "right", "up": "up", "down": "down"},
     "wards": {"left": "leftwards", "right": "rightwards", "up": "upwards", "down": "downwards"},
     "to": {"left": "to the left", "right": "to the right", "up": "to the top", "down": "to the bottom"},
-    "towards": {"left": "towards the left", "right": "towards the right", "up": "towards the top", "down": "towards the bottom"},
+    "towards": {
+        "left": "towards the left",
+        "right": "towards the right",
+        "up": "towards the top",
+        "down": "towards the bottom",
+    },
 }
-HELD_OUT_WORDINGS = (("drift", "towards"), ("slide", "wards"), ("travel", "bare"))  # (verb, direction form), both common in other pairs
+HELD_OUT_WORDINGS = (
+    ("drift", "towards"),
+    ("slide", "wards"),
+    ("travel", "bare"),
+)  # (verb, direction form), both common in other pairs
 PREPOSITIONS = ("on", "over", "against", "in front of")
 GROUND_NOUNS = ("background", "backdrop")
 
@@ -55,7 +64,11 @@ def _motion(shape: Shape, finite: bool, rng: random.Random, held_out: bool) -> s
     form = 0 if finite else 1
     if shape.direction == "still":
         return rng.choice(STILL_VERBS)[form]
-    pairs = HELD_OUT_WORDINGS if held_out else [(v, d) for v in VERBS for d in DIRECTION_FORMS if (v, d) not in HELD_OUT_WORDINGS]
+    pairs = (
+        HELD_OUT_WORDINGS
+        if held_out
+        else [(v, d) for v in VERBS for d in DIRECTION_FORMS if (v, d) not in HELD_OUT_WORDINGS]
+    )
     verb, direction_form = rng.choice(pairs)
     words = [VERBS[verb][form], DIRECTION_FORMS[direction_form][shape.direction]]
     if shape.speed is not None:
@@ -96,7 +109,9 @@ def paraphrases(scene: Scene, count: int, rng: random.Random) -> list[str]:
         found[caption(scene, rng)] = None
         if len(found) == count:
             return list(found)
-    raise ValueError(f"count: got {count}, but only {len(found)} wordings of this scene were found; ask for at most that many")
+    raise ValueError(
+        f"count: got {count}, but only {len(found)} wordings of this scene were found; ask for at most that many"
+    )
 
 
 def held_out_prompts(seed: int, count: int) -> list[tuple[str, Scene]]:
@@ -130,8 +145,21 @@ def vocabulary() -> list[str]:
 
 def _meanings() -> dict[str, tuple[str, str]]:
     """word -> (attribute, value); words without an entry carry no meaning of their own."""
-    tables = {"kind": NOUNS, "colour": COLOUR_WORDS, "background": BACKGROUND_WORDS, "size": SIZE_WORDS, "speed": SPEED_WORDS, "texture": TEXTURE_WORDS}
-    found = {word: (attribute, value) for attribute, table in tables.items() for value, words in table.items() for word in words if word}
+    tables = {
+        "kind": NOUNS,
+        "colour": COLOUR_WORDS,
+        "background": BACKGROUND_WORDS,
+        "size": SIZE_WORDS,
+        "speed": SPEED_WORDS,
+        "texture": TEXTURE_WORDS,
+    }
+    found = {
+        word: (attribute, value)
+        for attribute, table in tables.items()
+        for value, words in table.items()
+        for word in words
+        if word
+    }
     for form in DIRECTION_FORMS.values():
         found.update({phrase.split()[-1]: ("direction", value) for value, phrase in form.items()})
     for pair in STILL_VERBS:
@@ -148,7 +176,9 @@ def parse(text: str) -> Scene:
     in_pan = False
     for word in tokens(text):
         if word not in known:
-            raise ValueError(f"caption: word {word!r} is outside the grammar; allowed are {', '.join(sorted(known))}; choose other words")
+            raise ValueError(
+                f"caption: word {word!r} is outside the grammar; allowed are {', '.join(sorted(known))}; choose other words"
+            )
         attribute, value = meanings.get(word, ("", ""))
         if word == "camera":
             in_pan = True
@@ -163,11 +193,15 @@ def parse(text: str) -> Scene:
             ground[attribute] = value
         elif attribute:
             if not shapes:
-                raise ValueError(f"caption: {word!r} stands before any shape in {text!r}; say what moves first, as in 'a red ball moves left'")
+                raise ValueError(
+                    f"caption: {word!r} stands before any shape in {text!r}; say what moves first, as in 'a red ball moves left'"
+                )
             shapes[-1][attribute] = value
     missing = [name for shape in shapes for name in ("colour", "kind", "direction") if name not in shape]
     if not shapes or missing:
-        raise ValueError(f"caption: {text!r} states no {missing[0] if missing else 'shape'}; say it as in 'a red ball moves left on a navy background'")
+        raise ValueError(
+            f"caption: {text!r} states no {missing[0] if missing else 'shape'}; say it as in 'a red ball moves left on a navy background'"
+        )
     if "background" in ground:
         ground = {"texture": "plain", "pan": "none", **ground}
     else:

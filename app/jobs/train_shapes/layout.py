@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.jobs.train_shapes.scene import BACKGROUNDS, COLOURS, KINDS, Scene, TEXTURES
+from app.jobs.train_shapes.scene import BACKGROUNDS, COLOURS, KINDS, TEXTURES, Scene
 
 FRAMES = 17
 SIDE = 128
@@ -52,9 +52,13 @@ def place(scenes: list[Scene], rng: np.random.Generator) -> Layout:
     radius *= rng.uniform(0.94, 1.06, radius.shape).astype(np.float32)
     travel *= rng.uniform(0.9, 1.1, (n, 2, 1)).astype(np.float32)
     reach = MARGIN + OUTREACH * radius[..., None] + np.abs(travel) / 2  # [N, S, 2]
-    middle = reach[:, None] + rng.random((n, CANDIDATES, 2, 2), np.float32) * (SIDE - 2 * reach[:, None])  # [N, K, S, 2]
+    middle = reach[:, None] + rng.random((n, CANDIDATES, 2, 2), np.float32) * (
+        SIDE - 2 * reach[:, None]
+    )  # [N, K, S, 2]
     time = np.linspace(-0.5, 0.5, FRAMES, dtype=np.float32)
-    apart = (middle[:, :, 0] - middle[:, :, 1])[:, :, None] + ((travel[:, 0] - travel[:, 1])[:, None] * time[:, None])[:, None]  # [N, K, T, 2]
+    apart = (middle[:, :, 0] - middle[:, :, 1])[:, :, None] + ((travel[:, 0] - travel[:, 1])[:, None] * time[:, None])[
+        :, None
+    ]  # [N, K, T, 2]
     gap = np.sqrt((apart**2).sum(-1)).min(-1) - OUTREACH * radius.sum(-1)[:, None]
     chosen = np.minimum(gap, GAP).argmax(1)
     centre = middle[np.arange(n), chosen][:, :, None] + travel[:, :, None] * time[:, None]

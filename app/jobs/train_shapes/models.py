@@ -16,7 +16,12 @@ TEXT_LENGTH = 512  # token places that WanPipeline serves by default
 def new_vae(recipe: VaeRecipe) -> AutoencoderKLWan:
     """z_dim 16, 4x in time, 8x in space; latents_mean and latents_std are fitted after training."""
     return AutoencoderKLWan(
-        base_dim=recipe.base_dim, dim_mult=list(recipe.dim_mult), num_res_blocks=1, z_dim=16, latents_mean=[0.0] * 16, latents_std=[1.0] * 16
+        base_dim=recipe.base_dim,
+        dim_mult=list(recipe.dim_mult),
+        num_res_blocks=1,
+        z_dim=16,
+        latents_mean=[0.0] * 16,
+        latents_std=[1.0] * 16,
     )
 
 
@@ -54,8 +59,12 @@ def new_tokenizer() -> PreTrainedTokenizerFast:
     fast = Tokenizer(WordLevel(words, unk_token="<unk>"))
     fast.normalizer = normalizers.Lowercase()
     fast.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast.post_processor = processors.TemplateProcessing(single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)])
-    return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=TEXT_LENGTH)
+    fast.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fast, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=TEXT_LENGTH
+    )
 
 
 def new_scheduler() -> UniPCMultistepScheduler:

@@ -9,7 +9,7 @@ torch.optim.Muon walks parameter by parameter and takes matrices alone; for 64 m
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,9 @@ def orthogonal(stack: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Parameters of two or more dimensions, seen as [first, all others]."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01):
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], lr: float, momentum: float = 0.95, weight_decay: float = 0.01
+    ):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -52,7 +54,9 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(parameters, [u.view(shape) for u in updates], alpha=rate)
 
 
-def muon_and_adamw(hidden: list[nn.Parameter], everything: Iterable[nn.Parameter], rate: float, fused: bool) -> list[torch.optim.Optimizer]:
+def muon_and_adamw(
+    hidden: list[nn.Parameter], everything: Iterable[nn.Parameter], rate: float, fused: bool
+) -> list[torch.optim.Optimizer]:
     """Muon for `hidden`, AdamW for the rest of `everything`; one learning rate serves both."""
     chosen = {id(parameter) for parameter in hidden}
     rest = [parameter for parameter in everything if id(parameter) not in chosen]

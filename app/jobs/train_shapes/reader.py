@@ -36,7 +36,9 @@ def read(frames: np.ndarray) -> Reading:
     """[T, H, W, 3] float in [0, 1] -> what they show."""
     frames = np.asarray(frames, np.float32)
     if frames.ndim != 4 or frames.shape[1:] != (SIDE, SIDE, 3):
-        raise ValueError(f"frames: got shape {frames.shape}, expected (T, {SIDE}, {SIDE}, 3); generate at {SIDE} x {SIDE}")
+        raise ValueError(
+            f"frames: got shape {frames.shape}, expected (T, {SIDE}, {SIDE}, 3); generate at {SIDE} x {SIDE}"
+        )
     edge = np.concatenate([frames[:, :EDGE_ROWS], frames[:, -EDGE_ROWS:]], axis=1)
     columns = np.median(edge, axis=1)  # [T, W, 3]
     background = min(BACKGROUNDS, key=lambda name: float(np.linalg.norm(columns.mean((0, 1)) - BACKGROUNDS[name])))
@@ -59,7 +61,9 @@ def _texture(tone: np.ndarray, ground: float) -> tuple[str, str]:
     line = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
     centred = tone - tone.mean(1, keepdims=True)
     slope = float((centred @ line).mean() / (line @ line))
-    wave = np.fft.fft(centred - slope * line, axis=1)[:, int(SIDE / STRIPE_PX)] * 2 / SIDE  # [T] complex amplitude of the stripes
+    wave = (
+        np.fft.fft(centred - slope * line, axis=1)[:, int(SIDE / STRIPE_PX)] * 2 / SIDE
+    )  # [T] complex amplitude of the stripes
     if np.abs(wave).mean() > STRIPE_SHARE * swing:
         turn = np.angle((wave[1:] * wave[:-1].conj()).sum())  # a shift of d px turns the phase by -2 pi d / STRIPE_PX
         shift = -turn * STRIPE_PX / (2 * np.pi)
@@ -74,7 +78,11 @@ def _masks(frames: np.ndarray, columns: np.ndarray) -> dict[str, np.ndarray]:
     palette = np.array(list(COLOURS.values()), np.float32)
     to_colour = np.linalg.norm(frames[..., None, :] - palette, axis=-1)  # [T, H, W, colours]
     to_ground = np.linalg.norm(frames - columns[:, None], axis=-1)
-    surely = (to_colour.argmin(-1)[..., None] == np.arange(len(palette))) & (to_colour < NEAR) & (to_ground > NEAR)[..., None]
+    surely = (
+        (to_colour.argmin(-1)[..., None] == np.arange(len(palette)))
+        & (to_colour < NEAR)
+        & (to_ground > NEAR)[..., None]
+    )
     areas = surely.sum((0, 1, 2)) / len(frames)
     present = [i for i in range(len(palette)) if areas[i] > MIN_AREA]
     if not present:
@@ -164,7 +172,9 @@ def agrees(found: Scene | None, wanted: Scene) -> dict[str, bool]:
     for name in ("kind", "direction", "size", "speed"):
         stated = [(shape.colour, getattr(shape, name)) for shape in wanted.shapes if getattr(shape, name) is not None]
         if stated:
-            result[name] = all(colour in by_colour and getattr(by_colour[colour], name) == value for colour, value in stated)
+            result[name] = all(
+                colour in by_colour and getattr(by_colour[colour], name) == value for colour, value in stated
+            )
     for name in ("background", "texture", "pan"):
         if getattr(wanted, name) is not None:
             result[name] = found is not None and getattr(found, name) == getattr(wanted, name)

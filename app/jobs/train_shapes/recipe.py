@@ -50,9 +50,20 @@ class Recipe:
 
 
 FULL = Recipe(
-    vae=VaeRecipe(base_dim=8, dim_mult=(2, 4, 8, 8), steps=6000, batch=16, rate=2e-3, warmup=100),
+    vae=VaeRecipe(base_dim=8, dim_mult=(2, 4, 8, 8), steps=4810, batch=16, rate=2e-3, warmup=100),
     denoiser=DenoiserRecipe(
-        heads=7, head_dim=32, layers=8, ffn_dim=512, text_dim=128, text_layers=2, clips=60_000, captions=6, steps=7000, batch=512, rate=2e-3, warmup=300
+        heads=7,
+        head_dim=32,
+        layers=8,
+        ffn_dim=512,
+        text_dim=128,
+        text_layers=2,
+        clips=40_000,
+        captions=4,
+        steps=3500,
+        batch=384,
+        rate=2e-3,
+        warmup=100,
     ),
     evaluation_prompts=64,
     evaluation_steps=(50, 20),
@@ -60,7 +71,18 @@ FULL = Recipe(
 SMOKE = Recipe(
     vae=VaeRecipe(base_dim=4, dim_mult=(1, 1, 2, 2), steps=3, batch=1, rate=1e-3, warmup=2, held_out_clips=1),
     denoiser=DenoiserRecipe(
-        heads=2, head_dim=16, layers=8, ffn_dim=64, text_dim=32, text_layers=1, clips=4, captions=2, steps=4, batch=2, rate=1e-3, warmup=2
+        heads=2,
+        head_dim=16,
+        layers=8,
+        ffn_dim=64,
+        text_dim=32,
+        text_layers=1,
+        clips=4,
+        captions=2,
+        steps=4,
+        batch=2,
+        rate=1e-3,
+        warmup=2,
     ),
     evaluation_prompts=1,
     evaluation_steps=(2,),

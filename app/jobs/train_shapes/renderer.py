@@ -37,16 +37,29 @@ def _distance(kind: Tensor, x: Tensor, y: Tensor, r: Tensor) -> Tensor:
     return out
 
 
-def draw(kind: Tensor, rgb: Tensor, radius: Tensor, centre: Tensor, ground: Tensor, texture: Tensor, phase: Tensor, pan: Tensor) -> Tensor:
+def draw(
+    kind: Tensor,
+    rgb: Tensor,
+    radius: Tensor,
+    centre: Tensor,
+    ground: Tensor,
+    texture: Tensor,
+    phase: Tensor,
+    pan: Tensor,
+) -> Tensor:
     """The fields of a `Layout` as tensors -> [N, 3, T, H, W] float32 in [-1, 1]. Compiles into one kernel."""
     line = torch.arange(SIDE, device=rgb.device, dtype=torch.float32) + 0.5
     frame = torch.arange(FRAMES, device=rgb.device, dtype=torch.float32)
     shift = phase[:, None] + pan[:, None] * frame  # [N, T]
     stripes = torch.sin((line - shift[..., None]) * (2 * math.pi / STRIPE_PX))  # [N, T, W]
     slope = (line / SIDE * 2 - 1).expand_as(stripes)
-    tone = torch.where(texture[:, None, None] == 1, slope, torch.where(texture[:, None, None] == 2, stripes, torch.zeros_like(stripes)))
+    tone = torch.where(
+        texture[:, None, None] == 1, slope, torch.where(texture[:, None, None] == 2, stripes, torch.zeros_like(stripes))
+    )
     swing = 0.3 * ground + 0.04
-    image = ground[:, :, None, None, None] + swing[:, :, None, None, None] * tone[:, None, :, None, :]  # [N, 3, T, 1, W]
+    image = (
+        ground[:, :, None, None, None] + swing[:, :, None, None, None] * tone[:, None, :, None, :]
+    )  # [N, 3, T, 1, W]
     for s in range(2):
         x = line[None, None, None, :] - centre[:, s, :, 0, None, None]
         y = line[None, None, :, None] - centre[:, s, :, 1, None, None]
@@ -59,4 +72,6 @@ def draw(kind: Tensor, rgb: Tensor, radius: Tensor, centre: Tensor, ground: Tens
 
 def render(layout: Layout, device: torch.device | str = "cpu", drawing=draw) -> Tensor:
     """`layout` -> [N, 3, T, H, W] float32 in [-1, 1] on `device`; `drawing` may be a compiled `draw`."""
-    return drawing(**{name: torch.from_numpy(value).to(device, non_blocking=True) for name, value in vars(layout).items()})
+    return drawing(
+        **{name: torch.from_numpy(value).to(device, non_blocking=True) for name, value in vars(layout).items()}
+    )

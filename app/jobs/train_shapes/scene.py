@@ -39,7 +39,9 @@ OPPOSITE_DIRECTION = {"left": "right", "right": "left", "up": "down", "down": "u
 
 def _check(owner: str, name: str, value: str | None, allowed: tuple[str, ...]) -> None:
     if value is not None and value not in allowed:
-        raise ValueError(f"{owner}.{name}: got {value!r}, allowed are {', '.join(allowed)} or None (unstated); choose one of these")
+        raise ValueError(
+            f"{owner}.{name}: got {value!r}, allowed are {', '.join(allowed)} or None (unstated); choose one of these"
+        )
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Shape:
         _check("Shape", "size", self.size, SIZES)
         _check("Shape", "speed", self.speed, SPEEDS)
         if self.direction == "still" and self.speed is not None:
-            raise ValueError(f"Shape.speed: got {self.speed!r} for a shape that is still, allowed is None; drop the speed or name a direction")
+            raise ValueError(
+                f"Shape.speed: got {self.speed!r} for a shape that is still, allowed is None; drop the speed or name a direction"
+            )
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,16 @@ class Scene:
         if not 1 <= len(self.shapes) <= 2:
             raise ValueError(f"Scene.shapes: got {len(self.shapes)} shapes, allowed are 1 or 2; drop or add a shape")
         if len(self.shapes) == 2 and self.shapes[0].colour == self.shapes[1].colour:
-            raise ValueError(f"Scene.shapes: both are {self.shapes[0].colour!r}, allowed are two colours; change one, so that each can be told from the other")
+            raise ValueError(
+                f"Scene.shapes: both are {self.shapes[0].colour!r}, allowed are two colours; change one, so that each can be told from the other"
+            )
         _check("Scene", "background", self.background, tuple(BACKGROUNDS))
         _check("Scene", "texture", self.texture, TEXTURES)
         _check("Scene", "pan", self.pan, PANS)
         if self.pan in ("left", "right") and self.texture != "stripes":
-            raise ValueError(f"Scene.pan: got {self.pan!r} on texture {self.texture!r}, allowed on 'stripes' alone; set texture to 'stripes' or pan to 'none'")
+            raise ValueError(
+                f"Scene.pan: got {self.pan!r} on texture {self.texture!r}, allowed on 'stripes' alone; set texture to 'stripes' or pan to 'none'"
+            )
 
 
 def is_held_out(shape: Shape) -> bool:
@@ -118,7 +126,10 @@ def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
 def unstate(scene: Scene, rng: random.Random) -> Scene:
     """`scene` with some attributes left open, as a person would: size and speed in 40 %, the whole background in 10 %."""
     shapes = tuple(
-        replace(shape, size=shape.size if rng.random() < 0.6 else None, speed=shape.speed if rng.random() < 0.6 else None) for shape in scene.shapes
+        replace(
+            shape, size=shape.size if rng.random() < 0.6 else None, speed=shape.speed if rng.random() < 0.6 else None
+        )
+        for shape in scene.shapes
     )
     if rng.random() < 0.1:
         return Scene(shapes=shapes, background=None, texture=None, pan=None)
@@ -143,5 +154,7 @@ def opposites(scene: Scene, rng: random.Random) -> dict[str, Scene]:
         "direction": with_first(direction=direction),
     }
     if scene.background is not None:
-        found["background"] = replace(scene, background=rng.choice([name for name in BACKGROUNDS if name != scene.background]))
+        found["background"] = replace(
+            scene, background=rng.choice([name for name in BACKGROUNDS if name != scene.background])
+        )
     return found

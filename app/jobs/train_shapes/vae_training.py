@@ -41,7 +41,11 @@ def psnr(squared_error: float) -> float:
 def hidden_convolutions(vae: AutoencoderKLWan) -> list[nn.Parameter]:
     """Weights of all convolutions but the first and last ones of encoder and decoder, whose shapes are those of pixels and latents."""
     ends = ("conv_in", "conv_out", "quant_conv")
-    return [p for name, p in vae.named_parameters() if p.ndim >= 4 and p.shape[1] > 1 and not any(end in name for end in ends)]
+    return [
+        p
+        for name, p in vae.named_parameters()
+        if p.ndim >= 4 and p.shape[1] > 1 and not any(end in name for end in ends)
+    ]
 
 
 def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict:
@@ -49,7 +53,11 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
     torch.manual_seed(seed_of(seed, "vae weights"))
     vae = new_vae(recipe).to(device)
     on_gpu = device.type == "cuda"
-    drawing, norm = (torch.compile(draw, dynamic=False), torch.compile(norm_silu_pad, dynamic=False)) if on_gpu else (draw, norm_silu_pad)
+    drawing, norm = (
+        (torch.compile(draw, dynamic=False), torch.compile(norm_silu_pad, dynamic=False))
+        if on_gpu
+        else (draw, norm_silu_pad)
+    )
     if on_gpu:
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = True
@@ -70,8 +78,12 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
 
     def save() -> None:
         save_state(
-            state_file, model=vae.state_dict(), average=average.module.state_dict(), optimizers=[o.state_dict() for o in optimizers],
-            losses=[float(x) for x in losses], steps=pace.steps,
+            state_file,
+            model=vae.state_dict(),
+            average=average.module.state_dict(),
+            optimizers=[o.state_dict() for o in optimizers],
+            losses=[float(x) for x in losses],
+            steps=pace.steps,
         )
 
     squared = torch.zeros(())
@@ -97,7 +109,10 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
         average.update(step)
         losses.append(loss.detach())
         if pace.reports():
-            print(f"vae: step {step} of {pace.steps} loss {finite(loss, step):.4f} psnr {psnr(float(squared)):.2f} dB {pace.seconds_a_step * 1e3:.0f} ms a step", flush=True)
+            print(
+                f"vae: step {step} of {pace.steps} loss {finite(loss, step):.4f} psnr {psnr(float(squared)):.2f} dB {pace.seconds_a_step * 1e3:.0f} ms a step",
+                flush=True,
+            )
         if pace.saves():
             losses = [float(x) for x in losses]
             save()
@@ -106,9 +121,19 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
     trained = average.module
     fit_latent_statistics(trained, seed, device)
     trained.half().save_pretrained(out / "vae")
-    report = {"stage": "vae", "steps": pace.steps, "loss_first": losses[0], "loss_last": sum(losses[-50:]) / len(losses[-50:]), "seconds": time.monotonic() - pace.started}
-    report["psnr_db"] = held_out_psnr(AutoencoderKLWan.from_pretrained(out / "vae", torch_dtype=torch.float32).to(device), recipe.held_out_clips, seed)
-    (out / "vae_report.json").write_text(json.dumps({**report, "losses": losses[:: max(1, len(losses) // 200)]}, indent=1))
+    report = {
+        "stage": "vae",
+        "steps": pace.steps,
+        "loss_first": losses[0],
+        "loss_last": sum(losses[-50:]) / len(losses[-50:]),
+        "seconds": time.monotonic() - pace.started,
+    }
+    report["psnr_db"] = held_out_psnr(
+        AutoencoderKLWan.from_pretrained(out / "vae", torch_dtype=torch.float32).to(device), recipe.held_out_clips, seed
+    )
+    (out / "vae_report.json").write_text(
+        json.dumps({**report, "losses": losses[:: max(1, len(losses) // 200)]}, indent=1)
+    )
     print(f"vae: {report}", flush=True)
     return report
 
@@ -119,7 +144,9 @@ def fit_latent_statistics(vae: AutoencoderKLWan, seed: int, device: torch.device
     whole = WholeClip(vae)
     batch = 16 if device.type == "cuda" else 1
     rounds = clips // batch if device.type == "cuda" else 2
-    means = torch.cat([whole.encode(draw_clips(batch, seed_of(seed, "statistics", i), device)[1])[0].cpu() for i in range(rounds)])
+    means = torch.cat(
+        [whole.encode(draw_clips(batch, seed_of(seed, "statistics", i), device)[1])[0].cpu() for i in range(rounds)]
+    )
     flat = means.transpose(0, 1).flatten(1).double()
     vae.register_to_config(latents_mean=flat.mean(1).tolist(), latents_std=flat.std(1).clamp_min(1e-3).tolist())
 

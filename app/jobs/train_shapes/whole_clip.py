@@ -12,7 +12,7 @@ Axes: N clips, C channels, T frames (4k+1), F = k+1 latent frames. Read from dif
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,9 @@ def to_channels_last(vae: AutoencoderKLWan) -> None:
     """Convolution weights with channels innermost, the layout that tensor cores read without a copy."""
     for parameter in vae.parameters():
         if parameter.ndim in (4, 5) and parameter.shape[1] > 1:
-            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last if parameter.ndim == 4 else torch.channels_last_3d)
+            parameter.data = parameter.data.contiguous(
+                memory_format=torch.channels_last if parameter.ndim == 4 else torch.channels_last_3d
+            )
 
 
 class WholeClip:

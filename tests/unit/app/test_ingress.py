@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import random
 import socket
 import threading
 import time
@@ -12,17 +15,24 @@ from pathlib import Path
 import httpx
 import pytest
 import ray
-from app.config import Http
-from app.ingress import VideoIngress
 from ray import serve
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.serve._private.common import DeploymentID
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from tests.fake_jobs import MP4, AnyVideo, FakeJobs, card
+from app.api.errors import NotReady, QueueFull, UnknownJob
+from app.config import Http
+from app.ingress import HandleJobs, VideoIngress
+from tests.fake_jobs import MP4, STAY, AnyVideo, FakeJobs, card
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below Linux's ephemeral ports (32768 and up), of which Ray's own processes take many while Serve starts."""
+    for port in random.sample(range(20000, 32000), 50):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("50 ports between 20000 and 32000 are all in use")
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +57,65 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         yield client
     serve.shutdown()
     ray.shutdown()
+
+
+class Handle:
+    """A deployment handle whose every call ends in one way; the only part of Serve that HandleJobs touches."""
+
+    def __init__(self, outcome: BaseException | None) -> None:
+        self._outcome = outcome
+
+    def __getattr__(self, method: str) -> Handle:
+        return self
+
+    async def remote(self, *args: object) -> None:
+        if self._outcome is None:
+            await asyncio.sleep(60)
+        else:
+            raise self._outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (RayTaskError("get", "traceback", UnknownJob("no video", "video_id")), UnknownJob),
+        (RayTaskError("get", "traceback", KeyError("a fault")), RayTaskError),
+        (ActorDiedError(), NotReady),
+        (ActorUnavailableError("away", None), NotReady),
+        (DeploymentUnavailableError(DeploymentID(name="driver")), NotReady),
+        (BackPressureError(num_queued_requests=5, max_queued_requests=5), QueueFull),
+        (None, NotReady),  # no driver is up: Serve would wait for ever
+    ],
+)
+def test_what_a_handle_raises(outcome: BaseException | None, error: type[Exception]):
+    jobs = HandleJobs(Handle(outcome), answer_s=0.05)  # type: ignore[arg-type]
+    with pytest.raises(error) as caught:
+        asyncio.run(jobs.get("video_1"))
+    if isinstance(caught.value, NotReady | QueueFull):
+        assert caught.value.retry_after_s == 2.0
+
+
+def test_creating_and_cancelling_outlive_the_request():
+    done: list[str] = []
+
+    class Slow(Handle):
+        def __getattr__(self, method: str) -> Slow:
+            self.method = method
+            return self
+
+        async def remote(self, *args: object) -> None:
+            await asyncio.sleep(0.05)
+            done.append(self.method)
+
+    async def leave() -> None:
+        for method, argument in (("create", None), ("cancel", "video_1"), ("get", "video_1")):
+            request = asyncio.create_task(getattr(HandleJobs(Slow(None)), method)(argument))  # type: ignore[arg-type]
+            await asyncio.sleep(0.01)
+            request.cancel()
+        await asyncio.sleep(0.2)
+
+    asyncio.run(leave())
+    assert done == ["create", "cancel"]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -102,7 +171,7 @@ def test_a_closed_sync_connection_cancels_the_job(client: httpx.Client):
 
     def leave() -> None:
         with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/videos/sync", json={"prompt": "a"}, timeout=0.5)  # the job takes 0.8 s
+            client.post("/v1/videos/sync", json={"prompt": STAY}, timeout=0.5)
 
     leaving = threading.Thread(target=leave)
     leaving.start()

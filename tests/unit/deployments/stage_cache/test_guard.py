@@ -97,6 +97,9 @@ def test_cuda_an_unfinished_check_is_told_later() -> None:
     """A host far ahead of its device polls again; the trip is not lost."""
     device = torch.device("cuda")
     feedback = ErrorFeedback(device, lag=1)
+    check(feedback, 0, 0.0, device=device)  # kernel loads and the pinned allocation would wait behind the sleep below
+    torch.cuda.synchronize()
+    feedback.poll(1)
     torch.cuda._sleep(200_000_000)  # about .1 s of device work in front of the check
     check(feedback, 10, 0.75, device=device)
     assert feedback.poll(11) is None

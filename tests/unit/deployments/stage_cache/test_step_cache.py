@@ -107,6 +107,28 @@ def test_linear_follows_a_linear_residual_and_hold_lags() -> None:
     assert walk(held, 1)["positive"][4:7] == [3.0, 5.0, 5.0]
 
 
+@pytest.mark.parametrize("predictor", [Hold(), Linear()])
+def test_two_stages_that_skip_together_equal_one(predictor: Predictor) -> None:
+    """Section 2: h + r0 + r1 = h + r, so topologies share their quality; blocks here depend on their input."""
+    schedule = Schedule(STEPS, (4, 6, 9))
+    whole, first, second = (cache(predictor) for _ in range(3))
+    for stage in (whole, first, second):
+        stage.admit(1, schedule, SIGMAS, BYTES)
+    for step in range(STEPS):
+
+        def early(hidden: Tensor, step: int = step) -> Tensor:
+            return hidden + torch.sin(hidden + step)
+
+        def late(hidden: Tensor, step: int = step) -> Tensor:
+            return hidden * 1.5 - 0.1 * step
+
+        h = torch.linspace(0.0, 1.0, 8).reshape(HIDDEN) + 0.05 * step
+        one = whole.run(1, "positive", step, h, lambda x: late(early(x)))
+        two = second.run(1, "positive", step, first.run(1, "positive", step, h, early), late)
+        # 2e-5: the three residuals are fp32 values up to 10 that were each rounded once or twice, times weights up to 3
+        torch.testing.assert_close(two, one, atol=2e-5, rtol=0)
+
+
 def test_least_squares_uses_each_branch_and_both_anchor_kinds() -> None:
     rows = []
     for i, branch in enumerate(BRANCHES):

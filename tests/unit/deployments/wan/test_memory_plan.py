@@ -124,8 +124,7 @@ def test_services_hold_the_whole_component(one: WanCheckpoint) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("ffn_dim", [96, 384, 576])
-@pytest.mark.parametrize("blocks", [2, 4])
+@pytest.mark.parametrize(("ffn_dim", "blocks"), [(96, 2), (384, 4), (576, 2)])
 def test_stage_activations_are_measured(tmp_path: Path, dtype: torch.dtype, ffn_dim: int, blocks: int) -> None:
     checkpoint = open_checkpoint(
         str(write_wan_checkpoint(tmp_path, num_blocks=blocks, heads=2, head_dim=48, ffn_dim=ffn_dim))

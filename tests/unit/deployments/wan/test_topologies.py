@@ -102,9 +102,7 @@ def test_any_split_gives_the_same_bits(folder: str, tmp_path: Path):
 
 @pytest.mark.parametrize(("pp", "cfg"), [(1, 1), (2, 2)])
 def test_two_experts_equal_wan_pipeline(two_experts: str, tmp_path: Path, pp: int, cfg: int):
-    request, want = ask(
-        two_experts, torch.float32, "a red circle moving left", "job", guidance=(4.0, 3.0), steps=8
-    )
+    request, want = ask(two_experts, torch.float32, "a red circle moving left", "job", guidance=(4.0, 3.0), steps=8)
     got = run_gang(GangSpec(two_experts, pp, cfg), [[request]], tmp_path)
     assert torch.equal(got["job"], want)
 
