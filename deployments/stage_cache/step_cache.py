@@ -80,7 +80,7 @@ class StepCache:
         for hit in schedule.reuse:  # fail here, not in the middle of a request
             for branch in branches:
                 self._predictor.weights(checked_branch(branch), hit, schedule.anchors(hit, count), sigmas)
-        checks = self._checks(schedule, count, branches)
+        checks = self._checks(schedule, count)
         for branch, step in checks:
             self._predictor.weights(branch, step, schedule.anchors(step, count), sigmas)
         refused = self._anchors.reserve(request, hidden_bytes * count * len(branches))
@@ -143,16 +143,13 @@ class StepCache:
         self._requests.pop(request, None)
         self._anchors.drop(request)
 
-    def _checks(self, schedule: Schedule, count: int, branches: Sequence[Branch]) -> frozenset[tuple[Branch, int]]:
+    def _checks(self, schedule: Schedule, count: int) -> frozenset[tuple[Branch, int]]:
         """Checks that can still change something: full steps with enough anchors and a hit at least a lag later."""
         last = schedule.reuse[-1] if schedule.reuse else -1
         return frozenset(
             (branch, step)
             for branch, step in self._limits
-            if branch in branches
-            and not schedule.reuses(step)
-            and step + self._lag < last
-            and len(schedule.anchors(step, count)) == count
+            if not schedule.reuses(step) and step + self._lag < last and len(schedule.anchors(step, count)) == count
         )
 
     def _admitted(self, request: int) -> _Request:

@@ -70,6 +70,11 @@ def test_choose_takes_the_quiet_middle() -> None:
     assert choose(50, 9, sensitivity, SkipLimits()).reuse == (16, 18, 20, 22, 24, 26, 28, 30, 32)
 
 
+def test_choose_minimises_squares() -> None:
+    """.3 + .3 is more than .05 + .5, and .18 less than .2525."""
+    assert choose(9, 2, {2: 0.3, 3: 0.05, 4: 0.3, 5: 0.5}, SMALL).reuse == (2, 4)
+
+
 @pytest.mark.parametrize(
     ("share", "cost", "hits"), [(0.9, 0.02, 6), (0.9, 0.05, 6), (0.8, 0.02, 7), (0.8, 0.05, 7), (0.7, 0.05, 8)]
 )

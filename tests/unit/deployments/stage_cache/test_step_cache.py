@@ -259,13 +259,16 @@ def test_a_quiet_guard_changes_nothing() -> None:
 
 def test_a_veto_in_the_middle_keeps_walking() -> None:
     """After a veto former hits are full and nobody asks for anchors that were not kept."""
-    stage = cache(Linear(), limits=limits(range(2, STEPS), 1e9))
+    store = AnchorStore(10_000)
+    stage = StepCache(Linear(), store, CPU, limits(range(2, STEPS), 1e9))
     stage.admit(1, Schedule(STEPS, (4, 6, 8, 10)), SIGMAS, BYTES)
     walk(stage, 1, steps=range(6))
     stage.veto(1, 6)
     walk(stage, 1, steps=range(6, STEPS))
     assert stage.report(1).reused == {"positive": 1, "negative": 1}
     assert stage.report(1).full == {"positive": STEPS - 1, "negative": STEPS - 1}
+    with pytest.raises(AnchorError, match=r"no residual of steps \[9\]"):
+        store.get(1, "positive", (9,))  # the vetoed hit at 10 would have needed it: nothing is computed in vain
 
 
 @pytest.mark.gpu
