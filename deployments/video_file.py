@@ -19,10 +19,11 @@ import imageio_ffmpeg
 import numpy as np
 
 # Measured on 60 drawn clips of the demo world (hard-edged shapes, 17 x 128 x 128), PSNR in RGB against the frames:
-# crf 10 gives 39.3 dB or more (median 43) in a decoder that interpolates chroma, as players do, and 34.6 dB or more
-# (median 39.5) in one that repeats it, as ffmpeg's default conversion to RGB does.  Lossless H.264 gains 0.1 dB there:
-# what is left is yuv420p's half-size chroma.  crf 18 costs up to 2 dB and saves a third of the bytes.
-_QUALITY = ("-preset", "medium", "-crf", "10")
+# crf 10 gives 38.8 dB or more (median 43.4) in a decoder that interpolates chroma, as players do, and 34.5 dB or more
+# (median 39.1; 2 clips under 35) in one that repeats it, as ffmpeg's default conversion to RGB does.  Lossless H.264
+# gains 0.2 dB there (1 clip under 35): what is left is yuv420p's half-size chroma.  crf 18 loses 1 to 2 dB.
+# veryfast takes a third of medium's CPU time at 832 x 480 (1.8 s, 5.7 s for 81 frames) and loses 0.1 dB.
+_QUALITY = ("-preset", "veryfast", "-crf", "10")
 # Two: one file leaves no core idle for long, several replicas on a node do not crowd each other out.
 _THREADS = ("-threads", "2", "-filter_threads", "2")
 # Without a named matrix swscale converts by bt601, which players of HD sizes take for bt709: shifted hues.
