@@ -23,20 +23,33 @@ from deployments.gang.control import Announcer, ControlChannel
 from deployments.gang.messages import Close, Open, Run, Stop
 
 
+@dataclass(frozen=True)
+class Result:
+    """What a finished request gives."""
+
+    latents: Tensor
+    """On the CPU."""
+    ranks: list[dict[str, Any]]
+    """What each rank did, as plain data; the worker knows its fields."""
+
+
 class Worker(Protocol):
     """One rank's part of the work.  Called on one thread only."""
 
     def open(self, request: int, spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Prepare a request."""
 
-    def run(self, request: int, position: int, digest: int) -> None:
-        """This rank's part of one step."""
+    def vetoed(self, request: int) -> bool:
+        """Rank 0: whether any rank has asked for the rest of the request without the step cache.  Does not wait."""
+
+    def run(self, request: int, position: int, digest: int, native: bool) -> None:
+        """This rank's part of one step; native: as in `Run`."""
 
     def collect(self, request: int, position: int) -> None:
         """Rank 0: wait until the step's outcome is back."""
 
-    def result(self, request: int) -> Tensor:
-        """Rank 0: the outcome of the last step, on the CPU."""
+    def result(self, request: int) -> Result:
+        """Rank 0: the outcome of the last step."""
 
     def close(self, request: int) -> None:
         """Drop the request's state."""
@@ -48,7 +61,7 @@ class Listener(Protocol):
     def on_step(self, done: int) -> None:
         """Steps before the solver's step `done` have been computed, those before the plan's first included."""
 
-    def on_result(self, latents: Tensor, seconds: float) -> None:
+    def on_result(self, result: Result, seconds: float) -> None:
         """The request is complete; seconds from its first step to its last."""
 
     def on_failure(self, error: BaseException) -> None:
@@ -139,9 +152,7 @@ class Conductor:
                 self._admit()
                 ready = self._next_ready(in_flight)
                 if ready is not None:
-                    self._announcer.announce(Run(ready.request, ready.launched, ready.submission.digest))
-                    self._worker.run(ready.request, ready.launched, ready.submission.digest)
-                    ready.launched += 1
+                    self._launch(ready)
                     in_flight.append(ready)
                 elif in_flight:
                     self._collect(in_flight.popleft())
@@ -194,6 +205,12 @@ class Conductor:
         idle = [a for a in self._active.values() if a not in in_flight and not a.cancelled]
         return min(idle, key=lambda a: (a.launched, a.request), default=None)
 
+    def _launch(self, active: _Active) -> None:
+        step = Run(active.request, active.launched, active.submission.digest, self._worker.vetoed(active.request))
+        self._announcer.announce(step)
+        self._worker.run(step.request, step.position, step.digest, step.native)
+        active.launched += 1
+
     def _collect(self, active: _Active) -> None:
         self._worker.collect(active.request, active.collected)
         active.collected += 1
@@ -205,9 +222,9 @@ class Conductor:
             self._finish(active)
 
     def _finish(self, active: _Active) -> None:
-        latents = self._worker.result(active.request)
+        result = self._worker.result(active.request)
         self._close(active)
-        active.submission.listener.on_result(latents, time.perf_counter() - active.began)
+        active.submission.listener.on_result(result, time.perf_counter() - active.began)
 
     def _close(self, active: _Active) -> None:
         with self._changed:
@@ -232,8 +249,8 @@ def follow(worker: Worker, channel: ControlChannel) -> None:
         match channel.follow():
             case Open(request, spec, tensors):
                 worker.open(request, spec, tensors)
-            case Run(request, position, digest):
-                worker.run(request, position, digest)
+            case Run(request, position, digest, native):
+                worker.run(request, position, digest, native)
             case Close(request):
                 worker.close(request)
             case Stop():

@@ -16,6 +16,8 @@ from torch import Tensor
 from deployments.gang.messages import HEADER_FIELDS, Message, decode, encode, payload_bytes
 
 IDLE_TIMEOUT = timedelta(days=365)
+UNTAKEN_MESSAGES = 256
+"""Announcements a follower may be behind before rank 0 waits for it; each is a few bytes, an Open some megabytes."""
 
 
 class Announcer(Protocol):
@@ -41,7 +43,7 @@ class ControlChannel:
 
     def announce(self, message: Message) -> None:
         """Send to ranks 1.. without waiting for them; a follower's loss shows as an error of a later call."""
-        while self._sending and self._sending[0][0].is_completed():
+        while len(self._sending) > UNTAKEN_MESSAGES:
             self._sending.popleft()[0].wait()
         header, payload = encode(message)
         for rank in range(1, dist.get_world_size()):

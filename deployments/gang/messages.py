@@ -1,7 +1,7 @@
 """What rank 0 tells the other ranks of its gang, in the one order that all of them follow.
 
     Open    a request begins: its plan, its parameters and its small tensors (prompt embeddings, a saved solver state)
-    Run     the request's next step, with the digest of the plan the sender walks
+    Run     the request's next step, with the digest of the plan the sender walks; native once a step cache is vetoed
     Close   the request has ended, whatever the reason: drop its state
     Stop    the gang shuts down
 
@@ -26,6 +26,7 @@ class _Kind(IntEnum):
     RUN = 2
     CLOSE = 3
     STOP = 4
+    RUN_NATIVE = 5
 
 
 HEADER_FIELDS = 4
@@ -52,6 +53,8 @@ class Run:
     """Position in the plan's steps."""
     digest: int
     """`Plan.digest` as rank 0 has it."""
+    native: bool = False
+    """The step cache must not be used from this step on, whatever the plan says."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,9 @@ def encode(message: Message) -> tuple[Tensor, Tensor | None]:
             data = text + save(dict(tensors))
             payload = torch.frombuffer(bytearray(data), dtype=torch.uint8)
             return torch.tensor([_Kind.OPEN, request, len(text), len(data)]), payload
-        case Run(request, position, digest):
+        case Run(request, position, digest, native):
             # The digest rides in the payload field: a Run has no payload.
-            return torch.tensor([_Kind.RUN, request, position, digest]), None
+            return torch.tensor([_Kind.RUN_NATIVE if native else _Kind.RUN, request, position, digest]), None
         case Close(request):
             return torch.tensor([_Kind.CLOSE, request, 0, 0]), None
         case Stop():
@@ -100,8 +103,8 @@ def decode(header: Tensor, payload: Tensor | None) -> Message:
             assert payload is not None
             data = payload.numpy().tobytes()
             return Open(request, json.loads(data[:argument]), load(data[argument:]))
-        case _Kind.RUN:
-            return Run(request, argument, last)
+        case _Kind.RUN | _Kind.RUN_NATIVE:
+            return Run(request, argument, last, kind == _Kind.RUN_NATIVE)
         case _Kind.CLOSE:
             return Close(request)
         case _Kind.STOP:

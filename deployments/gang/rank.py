@@ -121,7 +121,7 @@ class Rank:
             timeout=timedelta(seconds=JOIN_TIMEOUT_S),
         )
         try:
-            transport = GroupTransport(spec.backend, device, spec.data_timeout_s)
+            transport = GroupTransport(spec.backend, device, self._store, spec.data_timeout_s)
             channel = ControlChannel()
             worker = spec.worker(self._rank, device, transport)
             dist.barrier()

@@ -13,7 +13,7 @@ from ray import serve
 from safetensors.torch import load, save
 from torch import Tensor
 
-from deployments.gang.conductor import Submission
+from deployments.gang.conductor import Result, Submission
 from deployments.gang.rank import JOIN_TIMEOUT_S, Rank, RankSpec
 from deployments.gang.rendezvous import leave, meet
 
@@ -32,6 +32,8 @@ class GangEvent(TypedDict, total=False):
     """The solver's steps done, those before a resume included."""
     latents: list[ray.ObjectRef]
     """One reference to a safetensors blob with ``latents``; in a list so that it travels as a reference."""
+    ranks: list[dict[str, Any]]
+    """What each rank did, as its worker reports it."""
     seconds: float
     """From the first step to the last."""
 
@@ -47,23 +49,23 @@ class _Stream:
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._done = 0
-        self._end: tuple[Tensor, float] | BaseException | None = None
+        self._end: tuple[Result, float] | BaseException | None = None
 
     def on_step(self, done: int) -> None:
         self._loop.call_soon_threadsafe(self._put, done, None)
 
-    def on_result(self, latents: Tensor, seconds: float) -> None:
-        self._loop.call_soon_threadsafe(self._put, None, (latents, seconds))
+    def on_result(self, result: Result, seconds: float) -> None:
+        self._loop.call_soon_threadsafe(self._put, None, (result, seconds))
 
     def on_failure(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._put, None, error)
 
-    def _put(self, done: int | None, end: tuple[Tensor, float] | BaseException | None) -> None:
+    def _put(self, done: int | None, end: tuple[Result, float] | BaseException | None) -> None:
         self._done = self._done if done is None else done
         self._end = self._end or end
         self._news.set()
 
-    async def __aiter__(self) -> AsyncIterator[int | tuple[Tensor, float]]:
+    async def __aiter__(self) -> AsyncIterator[int | tuple[Result, float]]:
         """Steps done, then the result; raises GangLost."""
         told = 0
         while True:
@@ -128,10 +130,10 @@ class StageReplica:
                 if isinstance(item, int):
                     yield GangEvent(kind="step", done=item)
                 else:
-                    latents, seconds = item
+                    result, seconds = item
                     ended = True
-                    blob = await asyncio.to_thread(save, {"latents": latents})
-                    yield GangEvent(kind="result", latents=[ray.put(blob)], seconds=seconds)
+                    blob = await asyncio.to_thread(save, {"latents": result.latents})
+                    yield GangEvent(kind="result", latents=[ray.put(blob)], ranks=result.ranks, seconds=seconds)
         except GangLost:
             ended = True
             raise

@@ -70,6 +70,8 @@ class Solver:
         self._device = device
         self.timesteps: Tensor = self._scheduler.timesteps
         """[steps], on the device, the scheduler's dtype."""
+        self.sigmas: tuple[float, ...] = tuple(self._scheduler.sigmas.tolist())
+        """On the host, one more than steps."""
         # set_timesteps leaves the sigmas on the CPU, from where every use would be a blocking copy.
         self._scheduler.sigmas = self._scheduler.sigmas.to(device)
 

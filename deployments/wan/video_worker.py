@@ -1,6 +1,6 @@
 """What one rank of a gang does for a video: its stage of each branch, and on the solver's rank the step itself.
 
-    latents ──> stage 0 ──hidden──> ... ──> stage P-1 ──prediction──> solver ──> latents      (each chain; solver: rank P-1)
+    latents ──> stage 0 ──hidden──> ... ──> stage P-1 ──prediction──> solver (rank P-1) ──> latents      (each chain)
 
 Latents return to the first stage of every chain; the second chain's prediction travels to the solver's rank.  All of it
 runs on the thread that owns the device; nothing here waits for the device but `collect` and `result`.
@@ -10,20 +10,24 @@ Axes: B batch (1), C latent channel, F latent frame, H/W latent height and width
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
+from deployments.gang.conductor import Result
 from deployments.gang.transport import Transport
-from deployments.plan import Branch
+from deployments.plan import Branch, Step, StepOp
+from deployments.stage_cache.skip_schedule import Schedule
+from deployments.stage_cache.step_cache import StepCache
 from deployments.wan.solver import Solver
-from deployments.wan.stage import Conditioning, WanStage
+from deployments.wan.stage import Conditioning, RunBlocks, WanStage
 from deployments.wan.video_task import SolverState, VideoTask
 
 SaveState = Callable[[str, bytes], None]
@@ -37,6 +41,12 @@ class _Request:
     latents: Tensor
     conditioning: dict[tuple[int, Branch], Conditioning]
     """By expert and branch."""
+    cached: bool = False
+    """Whether the step cache holds the request; a veto ends that."""
+    native: dict[str, Any] | None = None
+    """Why a planned reuse does not happen: code, message, and the step from which on."""
+    counts: dict[Branch, Counter[StepOp]] = field(default_factory=dict)
+    """Steps this rank has run, by branch and by what was done."""
     marks: deque[torch.cuda.Event] = field(default_factory=deque)
     """Ends of the steps that the device may still be working on."""
 
@@ -45,6 +55,7 @@ class VideoWorker:
     """The work of one rank.
 
     stages: this rank's stage of each expert.  rank: within the gang.  save_state: None on a gang that saves nothing.
+    step_cache: of the rank's only stage; None on a gang whose plans reuse no step.
     """
 
     def __init__(
@@ -54,8 +65,10 @@ class VideoWorker:
         device: torch.device,
         transport: Transport,
         save_state: SaveState | None = None,
+        step_cache: StepCache | None = None,
     ) -> None:
         self._stages, self._rank, self._device, self._transport = stages, rank, device, transport
+        self._step_cache = step_cache
         self._save_state = save_state
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="solver-state")
         self._requests: dict[int, _Request] = {}
@@ -86,12 +99,57 @@ class VideoWorker:
             for expert in sorted({step.expert for step in plan.steps})
             for branch in mine
         }
-        self._requests[request] = _Request(task, solver, latents, conditioning)
+        state = self._requests[request] = _Request(task, solver, latents, conditioning)
+        state.counts = {branch: Counter() for branch in mine}
+        if mine and any(step.op == "reuse" for step in plan.steps):
+            self._admit_to_step_cache(request, state, mine)
+
+    def _admit_to_step_cache(self, request: int, state: _Request, mine: Sequence[Branch]) -> None:
+        """Every rank decides alike, without asking: they hold the same requests, budgets and hidden states."""
+        if self._step_cache is None:
+            raise RuntimeError(f"job {state.task.job}: its plan reuses steps, but rank {self._rank} has no step cache")
+        stage, conditioning = self._stages[0], state.conditioning[0, mine[0]]
+        hidden_bytes = conditioning.rotary[0].shape[1] * stage.width * stage.dtype.itemsize
+        reuse = tuple(step.index for step in state.task.plan.steps if step.op == "reuse")
+        schedule = Schedule(state.task.solver.steps, reuse)
+        refused = self._step_cache.admit(request, schedule, state.solver.sigmas, hidden_bytes, mine)
+        state.cached = refused is None
+        if refused is not None:
+            state.native = {"code": refused.code, "message": refused.message, "step": 0}
+
+    def vetoed(self, request: int) -> bool:
+        """Rank 0: whether a guard has tripped on any rank.  Does not wait."""
+        state = self._requests[request]
+        if state.cached and state.native is None:
+            state.native = self._transport.peek(request, "trip")
+        return state.cached and state.native is not None
+
+    def _watch(self, request: int, state: _Request, step: int, native: bool) -> None:
+        assert self._step_cache is not None
+        if native:
+            self._step_cache.veto(request, step)
+            state.cached = False
+            if state.native is not None:
+                state.native["step"] = step
+            return
+        trip = self._step_cache.trip(request, step)
+        if trip is None:
+            return
+        message = f"rank {self._rank}, step {trip.step}, {trip.branch}: error {trip.error:.4g} above {trip.limit:.4g}"
+        note = {"code": trip.reason, "message": message}
+        if self._rank == 0:
+            state.native = note
+        else:
+            self._transport.post(request, "trip", note)
 
     @torch.inference_mode()
-    def run(self, request: int, position: int, digest: int) -> None:
-        """This rank's nodes of the plan's step at `position`; queues device work and sends, waits for peers only."""
+    def run(self, request: int, position: int, digest: int, native: bool = False) -> None:
+        """This rank's nodes of the plan's step at `position`; queues device work and sends, waits for peers only.
+
+        native: a guard has tripped somewhere, no step is reused from here on.
+        """
         state = self._requests[request]
+        self._transport.settle(request)
         task, plan = state.task, state.task.plan
         if digest != plan.digest:
             raise RuntimeError(f"job {task.job}: rank 0 walks plan {digest:016x}, rank {self._rank} {plan.digest:016x}")
@@ -103,6 +161,8 @@ class VideoWorker:
         predictions: dict[Branch, Tensor] = {}
         mine = [branch for branch in plan.branches if plan.chain(branch) == chain]
         self._take_due(state)
+        if state.cached:
+            self._watch(request, state, step.index, native)
         time = stage.time(state.solver.timesteps[step.index].expand(1)) if mine else None
         for branch in mine:
             assert time is not None
@@ -112,23 +172,37 @@ class VideoWorker:
             else:
                 tokens = (1, conditioning.rotary[0].shape[1], stage.width)
                 x = self._transport.recv(tokens, stage.dtype, self._rank - 1, "hidden")
-            out = stage(x, conditioning, time)
+            out = stage(x, conditioning, time, self._runner(request, state, branch, step))
             if not last:
-                self._transport.send(out, self._rank + 1, "hidden")
+                self._transport.send(out, self._rank + 1, "hidden", request)
             elif on_solver_rank:
                 predictions[branch] = out
             else:
-                self._transport.send(out, plan.solver_rank, "prediction")
+                self._transport.send(out, plan.solver_rank, "prediction", request)
         if on_solver_rank:
-            self._solve(state, position, predictions)
+            self._solve(request, state, position, predictions)
         elif first and mine and chain and position < len(plan.steps) - 1:
             self._due.append(state)
-        if self._device.type == "cuda":
+        if position == len(plan.steps) - 1 and self._rank != 0:
+            self._transport.post(request, "report", self._report(state))
+        if self._device.type == "cuda" and self._rank == 0:
             mark = torch.cuda.Event()
             mark.record()
             state.marks.append(mark)
 
-    def _solve(self, state: _Request, position: int, predictions: dict[Branch, Tensor]) -> None:
+    def _runner(self, request: int, state: _Request, branch: Branch, step: Step) -> RunBlocks | None:
+        """How this step's output comes about: None calls the blocks."""
+        state.counts[branch]["reuse" if state.cached and step.op == "reuse" else "full"] += 1
+        if not state.cached:
+            return None
+        assert self._step_cache is not None
+        return partial(self._step_cache.run, request, branch, step.index)
+
+    def _report(self, state: _Request) -> dict[str, Any]:
+        branches = {branch: {"full": c["full"], "reuse": c["reuse"]} for branch, c in state.counts.items()}
+        return {"rank": self._rank, "stage": self._rank % state.task.plan.stages, "branches": branches}
+
+    def _solve(self, request: int, state: _Request, position: int, predictions: dict[Branch, Tensor]) -> None:
         task, plan = state.task, state.task.plan
         step = plan.steps[position]
         prediction = predictions["positive"]
@@ -144,7 +218,7 @@ class VideoWorker:
             rank = plan.rank(branch, 0)
             # Rank 0 learns from every step's latents that the step is done; the second chain needs no last ones.
             if rank != self._rank and (rank == 0 or not final):
-                self._transport.send(state.latents, rank, "latents")
+                self._transport.send(state.latents, rank, "latents", request)
         if self._save_state and task.checkpoint_every and (final or (step.index + 1) % task.checkpoint_every == 0):
             self._save(state, step.index + 1)
 
@@ -169,13 +243,24 @@ class VideoWorker:
         while len(state.marks) > 1:
             state.marks.popleft().synchronize()
 
-    def result(self, request: int) -> Tensor:
-        """Rank 0: the request's latents [1, C, F, H, W] fp32 on the CPU, once its last step has been collected."""
-        return self._requests[request].latents.cpu()
+    def result(self, request: int) -> Result:
+        """Rank 0, once the last step has been collected: the latents [1, C, F, H, W] fp32, and each rank's report.
+
+        A report: ``rank``, ``stage``, ``branches``: steps ``full`` and ``reuse`` d by branch; rank 0's also ``native``,
+        why a planned reuse did not happen, or None.
+        """
+        state = self._requests[request]
+        reports = [self._report(state) | {"native": state.native}]
+        if state.task.plan.steps:
+            reports += self._transport.gather(request, "report")
+        return Result(state.latents.cpu(), reports)
 
     def close(self, request: int) -> None:
-        """Drop everything the request holds.  Latents still on their way are taken, or the next request would get them."""
+        """Drop what the request holds.  Latents still on their way are taken, or the next request would get them."""
         self._take_due(self._requests.pop(request))
+        self._transport.settle(request)
+        if self._step_cache is not None:
+            self._step_cache.drop(request)
 
     def shutdown(self) -> None:
         """Finish the writes that have begun."""
