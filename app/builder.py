@@ -17,6 +17,7 @@ from app.driver.video_attempt import ModelServices
 from app.driver.video_driver import VideoDriver
 from app.ingress import VideoIngress
 from app.model_card import ModelCard
+from app.planning.step_cache_policy import StepCachePolicy, open_policy
 from deployments.gang.router import GangRouter
 from deployments.gang.stage_replica import StageReplica
 from deployments.gang.transport import Backend
@@ -24,9 +25,9 @@ from deployments.storage import Storage
 from deployments.wan.checkpoint import WanCheckpoint, fingerprint, open_checkpoint
 from deployments.wan.decoder import DecoderReplica
 from deployments.wan.free_memory import free_host_memory
-from deployments.wan.memory_plan import DTYPES, HOST, MemoryPlan, plan_memory
+from deployments.wan.memory_plan import DTYPES, GIB, HOST, MemoryPlan, plan_memory
 from deployments.wan.text_encoder import TextEncoderReplica
-from deployments.wan.video_rank import VideoRankSpec
+from deployments.wan.video_rank import StageCaching, VideoRankSpec
 
 DRAIN_S = 30.0
 """A replica that is told to go finishes what takes no longer; jobs survive all the same."""
@@ -68,6 +69,8 @@ def _model(model: VideoModel, args: Worldstage) -> ModelServices:
     logger.info("model %s\n%s", model.name, memory.format(available))
     memory.refuse_if_too_big(available)
     card = _card(model, checkpoint)
+    caching = model.cache_config
+    policy = open_policy(caching, model, checkpoint, card.fingerprint) if caching else None
     return ModelServices(
         card=card,
         scheduler=checkpoint.scheduler,
@@ -76,8 +79,9 @@ def _model(model: VideoModel, args: Worldstage) -> ModelServices:
         latent_channels=checkpoint.vae_config["z_dim"],
         vae_stride=(checkpoint.vae_config["scale_factor_temporal"], checkpoint.vae_config["scale_factor_spatial"]),
         text_encoder=_text_encoder(model, checkpoint, memory),
-        gang=_gang(model, memory, args),
+        gang=_gang(model, memory, policy, args),
         decoder=_decoder(model, checkpoint, memory, args),
+        step_cache=policy,
     )
 
 
@@ -96,7 +100,7 @@ def _card(model: VideoModel, checkpoint: WanCheckpoint) -> ModelCard:
     )
 
 
-def _gang(model: VideoModel, memory: MemoryPlan, args: Worldstage) -> Application:
+def _gang(model: VideoModel, memory: MemoryPlan, policy: StepCachePolicy | None, args: Worldstage) -> Application:
     topology, ranks = model.topology, model.ranks
     spec = VideoRankSpec(
         checkpoint=model.checkpoint,
@@ -112,6 +116,7 @@ def _gang(model: VideoModel, memory: MemoryPlan, args: Worldstage) -> Applicatio
         threads=_threads(ranks, topology.ranks),
         on_gpu=_on_gpu(ranks),
         memory=memory,
+        step_cache=_caching(model, policy),
         storage_url=args.jobs.storage_url,
     )
     return serve.deployment(
@@ -126,6 +131,12 @@ def _gang(model: VideoModel, memory: MemoryPlan, args: Worldstage) -> Applicatio
         health_check_period_s=HEALTH_PERIOD_S,
         graceful_shutdown_timeout_s=DRAIN_S,
     ).bind(spec)
+
+
+def _caching(model: VideoModel, policy: StepCachePolicy | None) -> StageCaching | None:
+    if policy is None or model.cache_config is None:
+        return None
+    return StageCaching(policy.profile, int(model.cache_config.budget_gib * GIB))
 
 
 def _backend(model: VideoModel) -> Backend:

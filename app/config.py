@@ -108,6 +108,14 @@ class VideoLimits(Closed):
     max_sequence_length: int = Field(512, ge=1)
 
 
+class CacheConfig(Closed):
+    """Reuse inside one request: the step cache."""
+
+    wan_profile: str = Field(description="Folder of a profile: which steps reuse, and how their residual is predicted.")
+    allow_unqualified: bool = Field(False, description="Serve a profile that has not passed acceptance; jobs say so.")
+    budget_gib: float = Field(4.0, ge=0, description="Residuals one rank may hold; requests beyond it run native.")
+
+
 class VideoModel(Closed):
     """One served text-to-video model."""
 
@@ -124,6 +132,7 @@ class VideoModel(Closed):
     transport: Literal["auto", "nccl", "gloo", "staged"] = Field(
         "auto", description="auto: gloo on CPUs, nccl with a GPU a rank, staged (through host memory) on a shared GPU."
     )
+    cache_config: CacheConfig | None = Field(None, description="None: every step of every request is computed.")
     data_timeout_s: float = Field(120, gt=0, description="Longest wait for a peer's tensor before the gang restarts.")
     defaults: VideoDefaults = VideoDefaults()
     limits: VideoLimits = VideoLimits()

@@ -129,6 +129,9 @@ class VideoRequest(BaseModel):
     ] = Field(None, description="What the video should not show.")
     seed: int | None = Field(None, ge=0, le=2**63 - 1, description="Of the noise; drawn below 2^53 when absent.")
     max_sequence_length: int | None = Field(None, ge=1, description="Text tokens; a longer prompt is cut there.")
+    step_cache: Literal["auto", "off"] | None = Field(
+        None, description="off: compute every step; auto: reuse those of the model's step-cache profile, if it fits."
+    )
     outputs: Annotated[
         Annotated[list[Literal["sheet", "frames"]], Field(json_schema_extra={"uniqueItems": True})] | None,
         AfterValidator(_distinct),
@@ -183,6 +186,7 @@ def resolve(request: VideoRequest, cards: Sequence[ModelCard]) -> VideoParams:
         flow_shift=card.flow_shift if request.flow_shift is None else request.flow_shift,
         seed=secrets.randbelow(DRAWN_SEEDS) if request.seed is None else request.seed,
         max_sequence_length=tokens,
+        step_cache=request.step_cache or "auto",
         outputs=tuple(request.outputs or ()),
     )
 

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.video_request import seconds_text
-from app.driver.job_state import FINAL, RUNNING, JobError, JobState, JobView
+from app.driver.job_state import FINAL, RUNNING, JobError, JobState, JobView, StepCacheReport
 
 Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 
@@ -45,6 +45,7 @@ class Video(BaseModel):
     negative_prompt: str
     seed: int = Field(description="The seed used, drawn once when the request had none.")
     max_sequence_length: int
+    step_cache: Literal["auto", "off"]
     outputs: list[Literal["sheet", "frames"]]
 
     fingerprint: str = Field(description="SHA-256 of the model's weights.")
@@ -58,6 +59,7 @@ class Video(BaseModel):
     finished_at: int | None = Field(description="When the job became final, whatever the outcome.")
     timings: dict[str, float] = Field(description="Seconds by phase; queued counts all waits.")
     files: dict[str, int] = Field(description="Result files and their bytes.")
+    step_cache_report: StepCacheReport | None = Field(description="What was reused; null on a model without a profile.")
 
 
 def video_of(view: JobView) -> Video:
@@ -87,6 +89,7 @@ def video_of(view: JobView) -> Video:
         finished_at=finished,
         timings=job.timings,
         files=job.files,
+        step_cache_report=job.step_cache,
     )
 
 

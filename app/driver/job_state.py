@@ -69,6 +69,7 @@ class VideoParams(BaseModel):
     flow_shift: float
     seed: int = Field(ge=0, lt=2**63)
     max_sequence_length: int
+    step_cache: Literal["auto", "off"] = Field("auto", description="off: compute every step, whatever the profile.")
     outputs: tuple[Literal["sheet", "frames"], ...] = Field((), description="Files beside the mp4: PNG sheet, npz.")
 
 
@@ -79,6 +80,47 @@ class JobError(BaseModel):
 
     code: str
     message: str
+
+
+class BranchSteps(BaseModel):
+    """What one rank did for one branch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    full: int = Field(description="Steps whose blocks ran.")
+    reuse: int = Field(description="Steps whose residual was predicted.")
+
+
+class RankSteps(BaseModel):
+    """What one rank did."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rank: int
+    stage: int
+    branches: dict[str, BranchSteps]
+
+
+class Native(BaseModel):
+    """Why steps were computed that a profile could have reused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    code: str = Field(description="A field of the request, off, resumed, memory, error_limit or nonfinite.")
+    message: str
+    step: int = Field(0, description="From which step on.")
+
+
+class StepCacheReport(BaseModel):
+    """The step cache's part in a job."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    profile: str
+    status: str = Field(description="qualified, or less on a server that allows it.")
+    reuse: tuple[int, ...] = Field(description="Steps the plan reuses.")
+    native: Native | None = Field(description="None: reused as planned.")
+    ranks: tuple[RankSteps, ...] = Field((), description="Counted by the ranks; empty until denoising has ended.")
 
 
 class Job(BaseModel):
@@ -99,6 +141,7 @@ class Job(BaseModel):
     timings: dict[str, float] = Field(default_factory=dict, description="Seconds by phase; queued counts all waits.")
     files: dict[str, int] = Field(default_factory=dict, description="Result files and their bytes.")
     error: JobError | None = None
+    step_cache: StepCacheReport | None = Field(None, description="None on a model without a profile.")
 
 
 class JobView(BaseModel):

@@ -45,7 +45,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, IntegrityError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from app.driver.job_state import FINAL, TRANSITIONS, IllegalTransition, Job, JobError, JobState
+from app.driver.job_state import FINAL, TRANSITIONS, IllegalTransition, Job, JobError, JobState, StepCacheReport
 
 SCHEMA = 1
 """Version of the tables below, recorded in the database."""
@@ -137,6 +137,7 @@ class JobChanges(TypedDict, total=False):
     timings: dict[str, float]
     files: dict[str, int]
     error: JobError | None
+    step_cache: StepCacheReport | None
     plan: str | None
 
 

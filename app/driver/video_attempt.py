@@ -7,24 +7,24 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.serve.handle import DeploymentHandle
-from safetensors import SafetensorError
-from safetensors.torch import save
 
-from app.driver.job_state import Job, JobState
+from app.driver.job_state import Job, JobState, Native, RankSteps, StepCacheReport
 from app.driver.progress import Expectation
 from app.model_card import ModelCard
 from app.planning.video_plan import video_plan
-from deployments.gang.stage_replica import GangLost
+from deployments.gang.gang_lost import GangLost
 from deployments.plan import Plan
 from deployments.storage import Storage
-from deployments.wan.solver import SolverSpec
-from deployments.wan.video_rank import solver_state_key
-from deployments.wan.video_task import SolverState, VideoTask
+from deployments.wan.saved_state import SavedState, solver_state_key
+from deployments.wan.solver_spec import SolverSpec
+from deployments.wan.video_task import VideoTask
+
+if TYPE_CHECKING:
+    from app.planning.step_cache_policy import StepCachePolicy  # brings torch, which a driver without one need not load
 
 logger = logging.getLogger("ray.serve")
 
@@ -43,6 +43,8 @@ class ModelServices:
     text_encoder: DeploymentHandle
     gang: DeploymentHandle
     decoder: DeploymentHandle
+    step_cache: StepCachePolicy | None = None
+    """None on a model without a profile."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class Outcome:
     timings: dict[str, float]
     """Seconds: encoding, denoising, decoding, file."""
     computed_steps: int
+    step_cache: StepCacheReport | None
+    """None on a model without a profile."""
 
     def pace(self) -> Expectation:
         """What this attempt says about the model's speed; not for one that computed no step."""
@@ -63,21 +67,14 @@ class Outcome:
         )
 
 
-def worker_was_lost(error: BaseException) -> bool:
-    """Whether the work may succeed on another worker: its process died, or its gang broke under it."""
-    if isinstance(error, RayTaskError):
-        return worker_was_lost(error.cause) if error.cause is not error else False
-    return isinstance(error, (RayActorError, ObjectLostError, GangLost))
-
-
 class Reporter(Protocol):
     """Whoever follows an attempt."""
 
     async def entered(self, state: JobState) -> None:
         """A phase begins."""
 
-    async def placed(self, gang: str, plan: Plan) -> None:
-        """A gang has taken the job and walks this plan."""
+    async def placed(self, gang: str, plan: Plan, step_cache: StepCacheReport | None) -> None:
+        """A gang has taken the job and walks this plan; what its step cache is to do."""
 
     def stepped(self, done: int) -> None:
         """The solver's steps done, those before a resume included."""
@@ -86,8 +83,8 @@ class Reporter(Protocol):
 class VideoAttempt:
     """Runs a job once; cancelling `run` cancels the work wherever it is."""
 
-    def __init__(self, services: ModelServices, job: Job, resume: SolverState | None, checkpoint_every: int) -> None:
-        """resume: where an earlier attempt got to.  checkpoint_every: steps between saved solver states; 0 saves none."""
+    def __init__(self, services: ModelServices, job: Job, resume: SavedState | None, checkpoint_every: int) -> None:
+        """resume: where an earlier attempt got to.  checkpoint_every: steps between saved solver states; 0: none."""
         self._services, self._job, self._resume = services, job, resume
         self._checkpoint_every = checkpoint_every
         self._solver = SolverSpec(
@@ -97,16 +94,22 @@ class VideoAttempt:
             job.params.flow_shift,
             services.boundary_ratio,
         )
+        start = resume.step if resume else 0
+        policy = services.step_cache
+        self._reuse = policy.decide(job.params, self._solver, start) if policy else None
         self.plan = video_plan(
             stages=services.card.topology.pp,
             chains=services.card.topology.cfg,
             guidance_scale=job.params.guidance_scale,
             experts=self._solver.experts(),
-            start=resume.step if resume else 0,
+            start=start,
+            reuse=self._reuse.reuse if self._reuse else (),
         )
+        self._ranks: list[dict[str, Any]] = []
+        """What the gang's ranks reported, once denoising has ended."""
 
     async def run(self, reporter: Reporter) -> Outcome:
-        """Raises what went wrong; `worker_was_lost` tells whether another attempt makes sense."""
+        """Raises what went wrong; `failure.worker_was_lost` tells whether another attempt makes sense."""
         job, timings = self._job, {}
         await reporter.entered(JobState.ENCODING)
         if self.plan.steps:
@@ -114,7 +117,7 @@ class VideoAttempt:
             latents, timings["denoising"] = await self._denoise(text, reporter)
         else:
             assert self._resume is not None  # a worker was lost after the last step: only the files are missing
-            latents = [save({"latents": self._resume.latents})]
+            latents = [self._resume.blob]
             await reporter.entered(JobState.DENOISING)
         await reporter.entered(JobState.DECODING)
         response = self._services.decoder.decode.remote(job.id, latents, job.params.fps, job.params.outputs)
@@ -123,7 +126,22 @@ class VideoAttempt:
         finally:
             response.cancel()
         timings |= {"decoding": decoded["decode_s"], "file": decoded["encode_s"]}
-        return Outcome(decoded["files"], timings, len(self.plan.steps))
+        return Outcome(decoded["files"], timings, len(self.plan.steps), self.step_cache_report())
+
+    def step_cache_report(self) -> StepCacheReport | None:
+        """What the step cache is to do, and once denoising has ended what it did; None without a profile."""
+        policy, decision = self._services.step_cache, self._reuse
+        if policy is None or decision is None:
+            return None
+        vetoed = next((Native(**rank["native"]) for rank in self._ranks if rank.get("native")), None)
+        planned = Native(code=decision.native.code, message=decision.native.message) if decision.native else None
+        return StepCacheReport(
+            profile=policy.profile.profile_id,
+            status=policy.status.value,
+            reuse=decision.reuse,
+            native=planned or vetoed,
+            ranks=tuple(RankSteps(**{k: rank[k] for k in ("rank", "stage", "branches")}) for rank in self._ranks),
+        )
 
     async def _encode(self) -> tuple[list[ray.ObjectRef], float]:
         params = self._job.params
@@ -141,18 +159,19 @@ class VideoAttempt:
         blobs: list[ray.ObjectRef | bytes] = list(text)
         if resume is not None:
             spec["resume"] = {"step": resume.step, "numbers": dict(resume.numbers)}
-            blobs.append(save({"latents": resume.latents, **{f"solver.{n}": x for n, x in resume.tensors.items()}}))
+            blobs.append(resume.blob)
         handle = self._services.gang.options(stream=True, session_id=self._job.gang or "")
         stream = handle.generate.remote(self._job.id, spec, blobs, plan.steps[0].index, len(plan.steps), plan.digest)
         try:
             async for event in stream:
                 match event["kind"]:
                     case "accepted":
-                        await reporter.placed(event["gang"], plan)
+                        await reporter.placed(event["gang"], plan, self.step_cache_report())
                         await reporter.entered(JobState.DENOISING)
                     case "step":
                         reporter.stepped(event["done"])
                     case "result":
+                        self._ranks = event["ranks"]
                         return event["latents"], event["seconds"]
         finally:
             stream.cancel()
@@ -174,13 +193,13 @@ class VideoAttempt:
         )
 
 
-def load_solver_state(storage: Storage, job: Job) -> SolverState | None:
+def load_saved_state(storage: Storage, job_id: str) -> SavedState | None:
     """The job's latest saved state, None without a usable one: then it starts again from its seed."""
-    key = solver_state_key(job.id)
+    key = solver_state_key(job_id)
     if not storage.exists(key):
         return None
     try:
-        return SolverState.from_bytes(storage.read_bytes(key))
-    except (SafetensorError, KeyError, ValueError) as error:
-        logger.warning("job %s starts from its first step: its saved solver state cannot be read: %r", job.id, error)
+        return SavedState.from_bytes(storage.read_bytes(key))
+    except (KeyError, ValueError) as error:
+        logger.warning("job %s starts from its first step: its saved solver state cannot be read: %r", job_id, error)
         return None

@@ -9,24 +9,35 @@ from typing import Literal
 import torch
 
 from deployments.gang.transport import Backend, Transport
+from deployments.stage_cache.anchors import AnchorStore
+from deployments.stage_cache.profile import Profile
+from deployments.stage_cache.step_cache import StepCache
 from deployments.storage import Storage
 from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
 from deployments.wan.free_memory import free_memory
 from deployments.wan.memory_plan import DTYPES, MemoryPlan
+from deployments.wan.saved_state import solver_state_key
 from deployments.wan.stage import WanStage
 from deployments.wan.video_worker import VideoWorker
-
-SOLVER_STATE = "solver.safetensors"
-
-
-def solver_state_key(job: str) -> str:
-    """Where a job's latest solver state is stored."""
-    return f"{job}/{SOLVER_STATE}"
 
 
 def save_solver_state(storage: Storage, job: str, data: bytes) -> None:
     """Replace a job's solver state."""
     storage.put_bytes(data, solver_state_key(job))
+
+
+@dataclass(frozen=True)
+class StageCaching:
+    """The step cache of a gang: each rank takes its stage's share of the profile."""
+
+    profile: Profile
+    budget_bytes: int
+    """Residuals one rank may hold."""
+
+    def build(self, split: tuple[int, ...], stage: int, device: torch.device) -> StepCache:
+        """Of one rank."""
+        part = self.profile.partition(split).stages[stage]
+        return StepCache(part.predictor, AnchorStore(self.budget_bytes), device, self.profile.error_limits(part))
 
 
 @dataclass(frozen=True)
@@ -47,6 +58,7 @@ class VideoRankSpec:
     on_gpu: bool
     memory: MemoryPlan
     """A rank that finds less free memory on its GPU refuses to load."""
+    step_cache: StageCaching | None
     storage_url: str
     """Where solver states are saved."""
 
@@ -64,11 +76,14 @@ class VideoRankSpec:
             self.memory.refuse_if_too_big({f"rank {rank}": free_memory(device)})
         checkpoint = open_checkpoint(self.checkpoint, self.revision)
         index = rank % self.pp
-        blocks = split_blocks(checkpoint.num_blocks, self.pp, self.split)[index]
+        split = split_blocks(checkpoint.num_blocks, self.pp, self.split)
+        blocks = split[index]
         dtype, first, last = DTYPES[self.dtype], index == 0, index == self.pp - 1
         stages = []
         for expert in checkpoint.experts:
             model = load_expert(checkpoint, expert, blocks, first=first, last=last, dtype=dtype, device=device)
             stages.append(WanStage(model, dtype, first=first, last=last, compile_blocks=self.compile_blocks))
         save = partial(save_solver_state, Storage(self.storage_url))
-        return VideoWorker(tuple(stages), rank, device, transport, save)
+        caching = self.step_cache
+        cache = caching.build(tuple(len(part) for part in split), index, device) if caching else None
+        return VideoWorker(tuple(stages), rank, device, transport, save, cache)

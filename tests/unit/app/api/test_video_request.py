@@ -48,6 +48,7 @@ def test_every_field_arrives():
         "flow_shift": 7.0,
         "seed": 2**63 - 1,
         "max_sequence_length": 10,
+        "step_cache": "off",
         "outputs": ["frames"],
     }
     got = params(experts=2, model="wan", size="32x96", **sent).model_dump()
