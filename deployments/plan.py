@@ -1,7 +1,7 @@
 """The contract between the driver and a gang: what will be computed, where, and what must exist before it.
 
-A plan is decided once, on the host, before the work starts.  Every stage and both guidance branches follow the same list
-of steps, so a plan is stored as that list and its topology, and the DAG of stage calls is derived from them:
+A plan is decided once, on the host, before the work starts.  Every stage and both guidance branches follow the same
+list of steps, so a plan is stored as that list and its topology, and the DAG of stage calls is derived from them:
 
     node   (step, branch, stage, op)      one call of one stage, or the solver's update
     edge   a node that must have finished first: its output is this node's input
@@ -93,7 +93,7 @@ class Plan:
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """The DAG in an order that respects its edges: step by step, branch by branch, stage by stage, then the solver."""
+        """The DAG in an order that respects its edges: by step, branch and stage, then the solver."""
         nodes: list[Node] = []
         solved: tuple[int, ...] = ()
         for step in self.steps:

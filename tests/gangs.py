@@ -25,9 +25,10 @@ from deployments.stage_cache.anchors import AnchorStore
 from deployments.stage_cache.predictor import Linear
 from deployments.stage_cache.step_cache import StepCache
 from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
-from deployments.wan.solver import SolverSpec
+from deployments.wan.solver_spec import SolverSpec
+from deployments.wan.solver_state import SolverState
 from deployments.wan.stage import WanStage
-from deployments.wan.video_task import SolverState, VideoTask
+from deployments.wan.video_task import VideoTask
 from deployments.wan.video_worker import VideoWorker
 
 
@@ -163,7 +164,7 @@ class Waiter:
 
 
 def run_gang(spec: GangSpec, waves: Sequence[Sequence[Ask]], tmp_path: Path) -> dict[str, Tensor]:
-    """Run the requests, those of a wave at once, wave after wave.  Returns final latents by job, cancelled ones left out."""
+    """Run the requests, a wave at once.  Returns final latents by job, cancelled ones left out."""
     return run_gang_with_reports(spec, waves, tmp_path)[0]
 
 

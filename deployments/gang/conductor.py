@@ -1,8 +1,8 @@
 """Rank 0's loop and the other ranks' loop.
 
-Only rank 0 admits requests and chooses the order; it announces each step before it runs its own part, and every rank runs
-the announced steps in that order, so no collective is needed to agree.  Requests take turns: while one request's latents
-are on their way through the stages, another's next step enters.
+Only rank 0 admits requests and chooses the order; it announces each step before it runs its own part, and every rank
+runs the announced steps in that order, so no collective is needed to agree.  Requests take turns: while one request's
+latents are on their way through the stages, another's next step enters.
 
     submit ──> waiting ──> open ──> (announce, run) ... collect ... ──> result ──> Close
     cancel: the request gets no further step; the one in flight is collected, then Close goes out
@@ -97,7 +97,7 @@ class _Active:
 
 
 class Conductor:
-    """Rank 0.  `submit`, `cancel` and `stop` may be called from any thread; `run` is the loop of the device's thread."""
+    """Rank 0.  `submit`, `cancel` and `stop` may be called from any thread; `run` is the device thread's loop."""
 
     def __init__(self, worker: Worker, announcer: Announcer, in_flight: int) -> None:
         self._worker, self._announcer, self._in_flight = worker, announcer, in_flight

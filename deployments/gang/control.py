@@ -48,7 +48,9 @@ class ControlChannel:
         header, payload = encode(message)
         for rank in range(1, dist.get_world_size()):
             for tensor in (header,) if payload is None else (header, payload):
-                self._sending.append((dist.isend(tensor, group=self._group, group_dst=rank), tensor))
+                work = dist.isend(tensor, group=self._group, group_dst=rank)
+                assert work is not None  # None is for ranks outside the group
+                self._sending.append((work, tensor))
 
     def flush(self) -> None:
         """Wait until everything announced has been taken."""

@@ -1,11 +1,11 @@
 """What rank 0 tells the other ranks of its gang, in the one order that all of them follow.
 
     Open    a request begins: its plan, its parameters and its small tensors (prompt embeddings, a saved solver state)
-    Run     the request's next step, with the digest of the plan the sender walks; native once a step cache is vetoed
+    Run     the request's next step, with the digest of the plan; native once its step cache is vetoed
     Close   the request has ended, whatever the reason: drop its state
     Stop    the gang shuts down
 
-A message is a header of four int64 (kind, request, argument, payload bytes), followed by the payload where there is one.
+A message is a header of four int64 (kind, request, argument, payload bytes), then the payload where there is one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One process of a gang, without Ray: its device thread, its process groups, its end.
 
-All device work and all `torch.distributed` calls of a process happen on one thread: torch keeps streams, inference mode and
-thread counts per thread, and two threads in one group would mix up its order.
+All device work and all `torch.distributed` calls of a process happen on one thread: torch keeps streams, inference mode
+and thread counts per thread, and two threads in one group would mix up its order.
 """
 
 from __future__ import annotations
@@ -86,6 +86,10 @@ class Rank:
         """Block until the gang can take work; raises what kept it from loading."""
         self._ready.result()
 
+    def join(self) -> None:
+        """Block until the device thread has ended."""
+        self._thread.join()
+
     def stop(self, timeout_s: float) -> None:
         """Orderly end: rank 0 tells the others.  Returns when the thread has ended or after the timeout."""
         if self._conductor is not None:
@@ -95,7 +99,7 @@ class Rank:
     def _main(self) -> None:
         try:
             self._run()
-        except BaseException as error:  # the thread's last act: whoever asks for its health hears of it
+        except BaseException as error:  # noqa: BLE001  the thread's last act: whoever asks for its health hears of it
             self.failure = error
             if not self._ready.done():
                 self._ready.set_exception(error)

@@ -6,8 +6,8 @@ A tensor that is on its way is kept alive until its request is settled: by then 
 back depended on it.  (gloo could not tell earlier: its `Work.is_completed` stays false until `wait`.)
 
 NCCL executes the operations of one communicator in order, and a send waits there for its receiver.  Hidden states, the
-predictions of the second chain and the latents that come back therefore use a lane (a process group) each: in one lane two
-ranks that send to each other would wait for ever.
+predictions of the second chain and the latents that come back therefore use a lane (a process group) each: in one lane
+two ranks that send to each other would wait for ever.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ class GroupTransport:
         if self._staged:
             payload = payload.cpu()
         work = dist.isend(payload, group=self._groups[lane], group_dst=to)
+        assert work is not None  # None is for ranks outside the group
         self._sent[request].append((work, payload))
 
     def recv(self, shape: Sequence[int], dtype: torch.dtype, source: int, lane: Lane) -> Tensor:
@@ -105,6 +106,7 @@ class GroupTransport:
         place = torch.device("cpu") if self._staged else self._device
         out = torch.empty(tuple(shape), dtype=dtype, device=place)
         work = dist.irecv(out, group=self._groups[lane], group_src=source)
+        assert work is not None
         work.wait()
         return out.to(self._device) if self._staged else out
 

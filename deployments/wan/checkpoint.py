@@ -20,7 +20,7 @@ from diffusers import WanTransformer3DModel
 from deployments.wan import supported_model
 from deployments.wan.checkpoint_files import CheckpointError, TensorInfo, read_headers, read_json, read_tensor
 from deployments.wan.checkpoint_source import locate
-from deployments.wan.solver import SCHEDULERS, SHIFT_FIELD
+from deployments.wan.solver_spec import SHIFT_FIELD
 
 __all__ = ["CheckpointError", "WanCheckpoint", "fingerprint", "load_expert", "open_checkpoint", "split_blocks"]
 
@@ -37,7 +37,7 @@ class WanCheckpoint:
     configs: dict[str, dict[str, Any]]
     """By expert, "vae" and "text_encoder": config.json with the library's defaults filled in."""
     scheduler: str
-    """Class name, a key of `solver.SCHEDULERS`."""
+    """Class name, a key of `solver_spec.SHIFT_FIELD`."""
     scheduler_config: dict[str, Any]
     """scheduler_config.json as it is."""
     tensors: dict[str, dict[str, TensorInfo]]
@@ -63,7 +63,7 @@ class WanCheckpoint:
     def flow_shift(self) -> float:
         """The scheduler's own flow shift, for requests that give none."""
         # Both schedulers default to 1.0, which is no shift.
-        return float(self.scheduler_config.get(SHIFT_FIELD[SCHEDULERS[self.scheduler]], 1.0))
+        return float(self.scheduler_config.get(SHIFT_FIELD[self.scheduler], 1.0))
 
     def stage_bytes(self, expert: str, blocks: range, *, first: bool, last: bool, dtype: torch.dtype) -> int:
         """Bytes of the weights that `load_expert` with the same arguments holds."""

@@ -6,10 +6,12 @@ Axes: B batch (1), C latent channel, F frame (pixel or latent), H/W height and w
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -24,6 +26,8 @@ from deployments.storage import Storage
 from deployments.video_file import frames_npz, sheet, video_mp4
 from deployments.wan.free_memory import free_memory
 from deployments.wan.memory_plan import MemoryPlan
+
+logger = logging.getLogger("ray.serve")
 
 
 class DecodingCancelled(Exception):
@@ -71,6 +75,16 @@ class Decoded(TypedDict):
     encode_s: float
 
 
+@dataclass
+class _Decoding:
+    """One job on the decoder's thread."""
+
+    future: asyncio.Future[Decoded]
+    cancelled: threading.Event
+    callers: int = 0
+    """Who waits for it: two, when a restarted driver asks again for what its forerunner had begun."""
+
+
 class DecoderReplica:
     """The Serve replica of a `VideoDecoder`.  Frames never leave it: it writes the job's files itself."""
 
@@ -79,6 +93,7 @@ class DecoderReplica:
     ) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decoder")
         self._storage = storage
+        self._decodings: dict[str, _Decoding] = {}
         device = torch.device("cuda" if on_gpu else "cpu")
 
         def load_vae() -> VideoDecoder:
@@ -93,18 +108,29 @@ class DecoderReplica:
         """Decode one job and store its files.
 
         latents: one safetensors blob with ``latents``.  outputs: of ``sheet`` and ``frames``, beside ``video.mp4``.
-        Cancelling the call stops the decoder at the next latent frame.
+        Cancelling the call stops the decoder at the next latent frame.  A second call for a job that is being decoded
+        waits for the same outcome.
         """
         blob = latents[0] if isinstance(latents[0], bytes) else await latents[0]
+        decoding = self._decodings.get(job)
+        if decoding is None or decoding.cancelled.is_set():
+            decoding = self._decodings[job] = self._begin(job, load(blob)["latents"], fps, tuple(outputs))
+        decoding.callers += 1
+        try:
+            return await asyncio.shield(decoding.future)
+        finally:
+            decoding.callers -= 1
+            if decoding.callers == 0:
+                decoding.cancelled.set()
+                if self._decodings.get(job) is decoding:
+                    del self._decodings[job]
+
+    def _begin(self, job: str, latents: Tensor, fps: int, outputs: tuple[str, ...]) -> _Decoding:
         cancelled = threading.Event()
         loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(
-                self._thread, self._decode, job, load(blob)["latents"], fps, tuple(outputs), cancelled
-            )
-        except asyncio.CancelledError:
-            cancelled.set()
-            raise
+        future = loop.run_in_executor(self._thread, self._decode, job, latents, fps, outputs, cancelled)
+        future.add_done_callback(lambda done: done.exception())  # nobody else may look: its callers may have gone
+        return _Decoding(future, cancelled)
 
     def _decode(
         self, job: str, latents: Tensor, fps: int, outputs: tuple[str, ...], cancelled: threading.Event
@@ -121,5 +147,6 @@ class DecoderReplica:
             raise DecodingCancelled
         for name, data in files.items():
             self._storage.put_bytes(data, f"{job}/{name}")
+        logger.info("%s: decoded in %.3f s", job, decoded - began)
         sizes = {name: len(data) for name, data in files.items()}
         return Decoded(files=sizes, decode_s=decoded - began, encode_s=time.perf_counter() - decoded)

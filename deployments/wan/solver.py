@@ -6,45 +6,14 @@ Axes: B batch, C latent channel, F latent frame, H/W latent height and width.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler, UniPCMultistepScheduler
+from diffusers import UniPCMultistepScheduler
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-SHIFT_FIELD = {UniPCMultistepScheduler: "flow_shift", FlowMatchEulerDiscreteScheduler: "shift"}
-SCHEDULERS = {cls.__name__: cls for cls in SHIFT_FIELD}
-
-
-@dataclass(frozen=True)
-class SolverSpec:
-    """Everything that fixes a solver's timesteps."""
-
-    scheduler: str
-    """Class name, a key of `SCHEDULERS`."""
-    config: dict[str, Any]
-    """The checkpoint's scheduler_config.json."""
-    steps: int
-    flow_shift: float
-    boundary_ratio: float | None
-    """Two experts: `transformer` while t >= boundary_ratio * num_train_timesteps, then `transformer_2`."""
-
-    def build(self, device: torch.device) -> UniPCMultistepScheduler | FlowMatchEulerDiscreteScheduler:
-        """A fresh scheduler with its timesteps set; schedulers carry history, so requests never share one."""
-        cls = SCHEDULERS[self.scheduler]
-        scheduler = cls.from_config(self.config, **{SHIFT_FIELD[cls]: self.flow_shift})
-        scheduler.set_timesteps(self.steps, device=device)
-        return scheduler
-
-    def experts(self) -> list[int]:
-        """The expert of each step, by the rule of diffusers' `WanPipeline.__call__`."""
-        if self.boundary_ratio is None:
-            return [0] * self.steps
-        scheduler = self.build(torch.device("cpu"))
-        boundary = self.boundary_ratio * scheduler.config.num_train_timesteps
-        return [0 if t >= boundary else 1 for t in scheduler.timesteps.tolist()]
+from deployments.wan.solver_spec import SolverSpec
 
 
 class _Unchecked(TorchFunctionMode):
@@ -76,12 +45,15 @@ class Solver:
         self._scheduler.sigmas = self._scheduler.sigmas.to(device)
 
     def step(self, index: int, prediction: Tensor, latents: Tensor) -> Tensor:
-        """prediction: [B, C, F, H, W], model dtype, after guidance.  latents: fp32, entering step `index`; returns the next."""
+        """The latents after step `index`.
+
+        prediction: [B, C, F, H, W], model dtype, after guidance.  latents: of that shape, fp32, entering the step.
+        """
         with _Unchecked():
             return self._scheduler.step(prediction, self.timesteps[index], latents, return_dict=False)[0]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """History beside the latents: tensors (on the device, not copied) and plain numbers; empty for a one-step solver.
+        """History beside the latents: tensors (on the device, not copied) and numbers; empty for a one-step solver.
 
         All of it is needed: without `last_sample` or `lower_order_nums` the scheduler goes on, wrongly and in silence.
         """

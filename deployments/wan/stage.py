@@ -1,7 +1,7 @@
-"""One pipeline stage of a Wan transformer: a block range, with the embedding of the first stage and the head of the last.
+"""One pipeline stage of a Wan transformer: a block range, the first with the embedding, the last with the head.
 
-Blocks, embeddings and head are diffusers' own modules called in the order of `WanTransformer3DModel.forward`, so a chain
-of stages equals the whole model bit for bit.  Two things are hoisted out of the step: the rotary table depends on the
+Blocks, embeddings and head are diffusers' own modules called in the order of `WanTransformer3DModel.forward`, so a
+chain of stages equals the whole model bit for bit.  Two things are hoisted out of the step: the rotary table depends on the
 shape only, and the cross-attention keys and values on the prompt only.
 
 Axes: B batch (always 1: a branch is computed alone), T latent tokens, L text tokens, D model width, C latent channels,
@@ -84,7 +84,7 @@ class WanStage(nn.Module):
                 block.compile()
 
     def prepare(self, text: Tensor, latent_shape: Sequence[int]) -> Conditioning:
-        """text: [B, L, text_dim] prompt embeddings.  latent_shape: (B, C, F, H, W), each divisible by the patch size."""
+        """text: [B, L, text_dim] prompt embeddings.  latent_shape: (B, C, F, H, W), divisible by the patch size."""
         embedded = self.model.condition_embedder.text_embedder(text.to(self.dtype))
         kv = []
         for block in self.model.blocks:

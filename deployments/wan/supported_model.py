@@ -15,7 +15,7 @@ from torch import nn
 from transformers import UMT5Config, UMT5EncoderModel
 
 from deployments.wan.checkpoint_files import CheckpointError, TensorInfo, some
-from deployments.wan.solver import SCHEDULERS
+from deployments.wan.solver_spec import SHIFT_FIELD
 
 SERVED = "served are Wan2.1 and Wan2.2-A14B text-to-video checkpoints (WanPipeline)"
 CLASSES = {
@@ -23,7 +23,7 @@ CLASSES = {
     "transformer_2": {"WanTransformer3DModel"},
     "vae": {"AutoencoderKLWan"},
     "text_encoder": {"UMT5EncoderModel"},
-    "scheduler": set(SCHEDULERS),
+    "scheduler": set(SHIFT_FIELD),
 }
 """Accepted classes of each component.  The tokenizer's class name depends on the transformers version that saved it."""
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from safetensors.torch import load, save
-from torch import Tensor
-
 from deployments.plan import Plan
-from deployments.wan.solver import SolverSpec
+from deployments.wan.solver_spec import SolverSpec
 
 
 @dataclass(frozen=True)
@@ -45,36 +41,4 @@ class VideoTask:
             seed=data["seed"],
             guidance=tuple(data["guidance"]),
             checkpoint_every=data["checkpoint_every"],
-        )
-
-
-@dataclass(frozen=True)
-class SolverState:
-    """A request between two steps, enough to go on bit for bit."""
-
-    step: int
-    """The next step to compute; `len(timesteps)` when all are done."""
-    latents: Tensor
-    """[1, C, F, H, W] fp32, entering that step."""
-    tensors: Mapping[str, Tensor]
-    numbers: Mapping[str, Any]
-    """As `Solver.state` gives them."""
-
-    def to_bytes(self) -> bytes:
-        """A safetensors file."""
-        return save(
-            {"latents": self.latents, **{f"solver.{name}": x for name, x in self.tensors.items()}},
-            {"step": str(self.step), "numbers": json.dumps(dict(self.numbers))},
-        )
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> SolverState:
-        """Inverse of `to_bytes`; a torn or foreign file raises `safetensors.SafetensorError` or KeyError."""
-        tensors = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-        return cls(
-            step=int(header["step"]),
-            latents=tensors.pop("latents"),
-            tensors={name.removeprefix("solver."): x for name, x in tensors.items()},
-            numbers=json.loads(header["numbers"]),
         )

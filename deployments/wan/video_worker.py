@@ -27,8 +27,9 @@ from deployments.plan import Branch, Step, StepOp
 from deployments.stage_cache.skip_schedule import Schedule
 from deployments.stage_cache.step_cache import StepCache
 from deployments.wan.solver import Solver
+from deployments.wan.solver_state import SolverState
 from deployments.wan.stage import Conditioning, RunBlocks, WanStage
-from deployments.wan.video_task import SolverState, VideoTask
+from deployments.wan.video_task import VideoTask
 
 SaveState = Callable[[str, bytes], None]
 """Stores a job's solver state; called on a thread of its own."""
