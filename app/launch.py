@@ -23,6 +23,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,7 @@ class Launcher:
         for name, application in applications.items():
             if application["status"] == "DEPLOY_FAILED":
                 said = [application["message"], *(part["message"] for part in application["deployments"].values())]
-                # Serve's messages end with the exception, after its traceback.
-                reasons = [message.strip().splitlines()[-1] for message in said if message.strip()]
+                reasons = [_without_traceback(message) for message in said if message]
                 raise self._failure("\n".join([f"application {name!r} failed to start:", *reasons]))
 
     def _end(self, pid: int) -> None:
@@ -196,6 +196,14 @@ def _environment() -> dict[str, str]:
     """
     inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return {"RAY_AUTH_MODE": "token"} | inherited | {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def _without_traceback(message: str) -> str:
+    """The exception's own lines, which stand behind the last frame (``  File ...``) and its indented source lines."""
+    lines = message.strip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    rest = lines[frames[-1] :] if frames else lines
+    return "\n".join(dropwhile(lambda line: line.startswith(" "), rest))
 
 
 def _try_lock(descriptor: int) -> bool:

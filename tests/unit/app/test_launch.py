@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,3 +155,15 @@ def test_a_wrong_config_starts_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "x.yaml").write_text("http_option: {}")
     assert launch.main(["serve", "x.yaml"]) == 1
     assert not (tmp_path / ".run" / "serve.log").exists()
+
+
+def test_of_a_failed_start_the_exception_is_shown_whole() -> None:
+    def fail() -> None:
+        raise ValueError("too big\n\nplan\n  rank 0: 3 GiB")
+
+    try:
+        fail()
+    except ValueError:
+        message = "Deploying app 'x' failed with exception:\n" + traceback.format_exc()
+    assert launch._without_traceback(message) == "ValueError: too big\n\nplan\n  rank 0: 3 GiB"
+    assert launch._without_traceback("Failed to update.\n") == "Failed to update."
