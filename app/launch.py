@@ -22,6 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
@@ -180,13 +181,12 @@ class Launcher:
     def _end(self, pid: int) -> None:
         """Asks `serve run` to shut down, then ends what is left of its session."""
         for number, patience_s in ((signal.SIGINT, GRACE_S), (signal.SIGTERM, 10.0)):
-            if not _in_session(pid, leader_only=True):
+            _signal(_in_session(pid, leader_only=True), number)
+            if _wait_until(lambda: not _in_session(pid, leader_only=True), patience_s):
                 break
-            os.kill(pid, number)
-            _wait_until(lambda: not _in_session(pid, leader_only=True), patience_s)
         if not _wait_until(lambda: not _in_session(pid), LEFTOVERS_S):
-            for member in _in_session(pid):
-                os.kill(member, signal.SIGKILL)
+            _signal(_in_session(pid), signal.SIGKILL)
+            _wait_until(lambda: not _in_session(pid), LEFTOVERS_S)
 
 
 def _environment() -> dict[str, str]:
@@ -244,6 +244,12 @@ def _in_session(leader: int, leader_only: bool = False) -> list[int]:
         if int(session) == leader and state != "Z":
             found.append(int(stat.parent.name))
     return found
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # ended meanwhile
+            os.kill(pid, number)
 
 
 def _wait_until(condition: Callable[[], bool], patience_s: float) -> bool:
