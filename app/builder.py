@@ -1,12 +1,13 @@
 """From configuration to a Serve application: everything is checked first, then the deployments are bound.
 
-No `from __future__ import annotations` here: Serve reads the annotation of `build` to validate the config file's `args`,
-and a string would make it hand over an unchecked dict.
+No `from __future__ import annotations` here: Serve reads the annotation of `build` to validate the config file's
+`args`, and a string would make it hand over an unchecked dict.
 """
 
 import logging
 import os
 import time
+from pathlib import Path
 
 from ray import serve
 from ray.serve import Application
@@ -18,6 +19,7 @@ from app.driver.video_driver import VideoDriver
 from app.ingress import VideoIngress
 from app.model_card import ModelCard
 from app.planning.step_cache_policy import StepCachePolicy, open_policy
+from app.relative_paths import anchored
 from deployments.gang.router import GangRouter
 from deployments.gang.stage_replica import StageReplica
 from deployments.gang.transport import Backend
@@ -40,6 +42,7 @@ def build(args: Worldstage) -> Application:
     """The application: ingress -> driver -> text encoder, gang and decoder of each model."""
     if not isinstance(args, Worldstage):
         raise TypeError(f"args: got {type(args).__name__}, expected Worldstage; Serve did not validate the config file")
+    args = anchored(args, Path.cwd())
     services = [_model(model, args) for model in args.models]
     driver = serve.deployment(
         VideoDriver,

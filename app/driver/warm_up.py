@@ -7,7 +7,7 @@ import secrets
 import time
 from dataclasses import dataclass
 
-from app.driver.job_state import Job, JobState, VideoParams
+from app.driver.job_state import Job, JobState, StepCacheReport, VideoParams
 from app.driver.progress import Expectation
 from app.driver.video_attempt import ModelServices, VideoAttempt
 from app.model_card import ModelCard
@@ -55,7 +55,7 @@ class _Placement:
     async def entered(self, state: JobState) -> None:
         pass
 
-    async def placed(self, gang: str, plan: Plan) -> None:
+    async def placed(self, gang: str, plan: Plan, step_cache: StepCacheReport | None) -> None:
         self.gang = gang
 
     def stepped(self, done: int) -> None:

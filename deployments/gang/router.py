@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class GangRouter(RequestRouter):
     """The call's `session_id` names a gang, or is empty for the least busy one.
 
-    It neither raises nor drops a call whose gang is gone: Serve would leave the caller waiting for ever.  The call goes to
-    another gang, and the first event of its stream says which.
+    It neither raises nor drops a call whose gang is gone: Serve would leave the caller waiting for ever.  The call goes
+    to another gang, and the first event of its stream says which.
     """
 
     async def choose_replicas(

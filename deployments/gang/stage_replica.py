@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+import time
 from collections.abc import AsyncIterator
 from typing import Any, Literal, TypedDict
 
@@ -14,17 +16,20 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from deployments.gang.conductor import Result, Submission
+from deployments.gang.gang_lost import GangLost
 from deployments.gang.rank import JOIN_TIMEOUT_S, Rank, RankSpec
 from deployments.gang.rendezvous import leave, meet
 
 STOP_TIMEOUT_S = 20.0
 """Longest wait for a step in flight when the replica is told to go."""
+FAREWELL_S = 1.0
+"""Between the end of a broken rank and that of its process: callers still hear why."""
 
 logger = logging.getLogger("ray.serve")
 
 
 class GangEvent(TypedDict, total=False):
-    """One item of a request's stream: first ``accepted``, then ``step`` s (the newest where they pile up), then ``result``."""
+    """One item of a request's stream: ``accepted``, then ``step`` s (the newest of a pile), then ``result``."""
 
     kind: Literal["accepted", "step", "result"]
     gang: str
@@ -36,10 +41,6 @@ class GangEvent(TypedDict, total=False):
     """What each rank did, as its worker reports it."""
     seconds: float
     """From the first step to the last."""
-
-
-class GangLost(RuntimeError):
-    """The gang broke while it had the request; another one, or the same restarted, can take it."""
 
 
 class _Stream:
@@ -98,6 +99,8 @@ class StageReplica:
         self._rank.wait_ready()
         if gang.rank == 0:
             leave(gang.gang_id)
+        logger.info("rank %d of gang %s: process %d is ready", gang.rank, gang.gang_id, os.getpid())
+        threading.Thread(target=self._end_with_rank, name="end-with-rank", daemon=True).start()
 
     def record_replica_metadata(self) -> dict[str, Any]:
         """What the router and operators see of this replica."""
@@ -105,7 +108,7 @@ class StageReplica:
         return {"gang": self._gang_id, "rank": self._rank_number, "node": node, "pid": os.getpid()}
 
     async def check_health(self) -> None:
-        """Raises once the device thread has ended, so that Serve restarts the gang."""
+        """Raises once the device thread has ended, for Serve to restart the gang if the process does not end itself."""
         if not self._rank.alive and not self._stopped:
             raise RuntimeError(f"rank {self._rank_number} of gang {self._gang_id} has stopped: {self._rank.failure!r}")
 
@@ -115,7 +118,8 @@ class StageReplica:
         """Rank 0: run one request; closing the stream cancels it within a step.
 
         key: names the request; a second call with the key of a running one takes over its stream.
-        spec, start, steps, digest: as in `Submission`.  blobs: safetensors, by value or by reference, merged into its tensors.
+        spec, start, steps, digest: as in `Submission`.  blobs: safetensors, by value or by reference, merged into its
+        tensors.
         """
         tensors: dict[str, Tensor] = {}
         for blob in blobs:
@@ -132,6 +136,7 @@ class StageReplica:
                 else:
                     result, seconds = item
                     ended = True
+                    logger.info("%s: denoised in %.3f s", key, seconds)
                     blob = await asyncio.to_thread(save, {"latents": result.latents})
                     yield GangEvent(kind="result", latents=[ray.put(blob)], ranks=result.ranks, seconds=seconds)
         except GangLost:
@@ -140,6 +145,15 @@ class StageReplica:
         finally:
             if not ended:
                 conductor.cancel(key, stream)
+
+    def _end_with_rank(self) -> None:
+        """A broken rank is of no use, and the sooner its process ends the sooner Serve starts another gang: its health
+        checks would need three periods, in which the router goes on sending requests here."""
+        self._rank.join()
+        if self._rank.failure is not None and not self._stopped:
+            logger.error("rank %d of gang %s broke", self._rank_number, self._gang_id, exc_info=self._rank.failure)
+            time.sleep(FAREWELL_S)
+            os._exit(1)
 
     def __del__(self) -> None:
         """Serve's way to say that the replica shall go."""

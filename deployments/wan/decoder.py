@@ -129,7 +129,7 @@ class DecoderReplica:
         cancelled = threading.Event()
         loop = asyncio.get_running_loop()
         future = loop.run_in_executor(self._thread, self._decode, job, latents, fps, outputs, cancelled)
-        future.add_done_callback(lambda done: done.exception())  # nobody else may look: its callers may have gone
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # its callers may have gone
         return _Decoding(future, cancelled)
 
     def _decode(

@@ -10,7 +10,7 @@ import torch
 from diffusers import UniPCMultistepScheduler, WanPipeline
 from torch import Tensor
 
-from deployments.wan.video_task import SolverState
+from deployments.wan.solver_state import SolverState
 from tests.checkpoints import write_wan_checkpoint
 from tests.gangs import Ask, GangSpec, run_gang
 

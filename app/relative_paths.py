@@ -1,0 +1,44 @@
+"""Relative paths of a config count from the folder in which the application is started, in every process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from app.config import VideoModel, Worldstage
+
+
+def anchored(args: Worldstage, folder: Path) -> Worldstage:
+    """`args` with every relative path made absolute.  Hub ids and URLs that name no local file stay as they are."""
+    jobs = args.jobs.model_copy(
+        update={
+            "database_url": _database(args.jobs.database_url, folder),
+            "storage_url": _storage(args.jobs.storage_url, folder),
+        }
+    )
+    return args.model_copy(update={"jobs": jobs, "models": tuple(_model(model, folder) for model in args.models)})
+
+
+def _model(model: VideoModel, folder: Path) -> VideoModel:
+    path = folder / Path(model.checkpoint).expanduser()
+    changes: dict[str, object] = {"checkpoint": str(path)} if path.is_dir() else {}
+    if model.cache_config is not None:
+        profile = folder / Path(model.cache_config.wan_profile).expanduser()
+        changes["cache_config"] = model.cache_config.model_copy(update={"wan_profile": str(profile)})
+    return model.model_copy(update=changes)
+
+
+def _storage(url: str, folder: Path) -> str:
+    return url if "://" in url else str(folder / Path(url).expanduser())
+
+
+def _database(url: str, folder: Path) -> str:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise ValueError(f"jobs.database_url: got {url!r}: {error}; expected as in sqlite:///folder/jobs.db") from error
+    if parsed.get_backend_name() != "sqlite" or not parsed.database or parsed.database.startswith((":", "file:")):
+        return url
+    return parsed.set(database=str(folder / parsed.database)).render_as_string(hide_password=False)
