@@ -12,7 +12,8 @@ MAX_BYTES = 18_000_000
 
 
 def bundle(source: Path, target: Path) -> dict:
-    """Copies the checkpoint from `source` to `target` (its README.md stays) and returns {"bytes": size of `target`}; raises when that is over 18 MB."""
+    """Copies the checkpoint from `source` to `target` (its README.md stays) and returns {"bytes": size of `target`};
+    raises when that is over 18 MB."""
     missing = [name for name in (*FOLDERS, *FILES) if not (source / name).exists()]
     if missing:
         raise FileNotFoundError(

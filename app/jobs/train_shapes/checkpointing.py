@@ -1,7 +1,7 @@
 """State of a training stage on disk, and the averaged weights it ends with.
 
-A stage that is stopped after step k and started again goes on with step k+1. Every draw of a step is seeded by (seed, stage, step), so no random
-state needs keeping.
+A stage that is stopped after step k and started again goes on with step k+1. Every draw of a step is seeded by (seed,
+stage, step), so no random state needs keeping.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def finite(loss: Tensor, step: int) -> float:
     value = float(loss.detach())
     if not math.isfinite(value):
         raise FloatingPointError(
-            f"loss: got {value} at step {step}, expected a finite number; lower the learning rate and resume from the last state"
+            f"loss: got {value} at step {step}, expected a finite number; lower the learning rate and resume from "
+            f"the last state"
         )
     return value

@@ -22,7 +22,8 @@ def seed_of(*parts: object) -> int:
 def draw_clips(
     count: int, seed: int, device: torch.device | str, held_out: bool = False, drawing=draw
 ) -> tuple[list[Scene], Tensor]:
-    """`count` scenes and their clips [count, 3, 17, 128, 128] float32 in [-1, 1]; the same seed gives the same clips."""
+    """`count` scenes and their clips [count, 3, 17, 128, 128] float32 in [-1, 1]; the same seed gives the same
+    clips."""
     rng = random.Random(seed)
     scenes = [draw_scene(rng, held_out) for _ in range(count)]
     return scenes, render(place(scenes, np.random.default_rng(seed)), device, drawing)

@@ -1,7 +1,9 @@
-"""Text conditioning as it is served: 512 places, the words' embeddings first, zeros behind them, no mask in cross attention.
+"""Text conditioning as it is served: 512 places, the words' embeddings first, zeros behind them, no mask in cross
+attention.
 
-The zeros take part in every softmax: all of them become one and the same key and value. So 40 places, the last of which counts for all that were
-cut off, give exactly the attention of 512, at a fraction of the work: softmax over n equal logits s is softmax over one logit s + log(n).
+The zeros take part in every softmax: all of them become one and the same key and value. So 40 places, the last of
+which counts for all that were cut off, give exactly the attention of 512, at a fraction of the work: softmax over n
+equal logits s is softmax over one logit s + log(n).
 
 Axes: N clips, L = 40 places, D text width.
 """

@@ -41,7 +41,8 @@ def encode_clips(
     held_out: bool = False,
     clips: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Normalised latents [clips, 16, 5, 16, 16] (bf16 on a GPU) and token ids [clips, captions, L], both on the autoencoder's device."""
+    """Normalised latents [clips, 16, 5, 16, 16] (bf16 on a GPU) and token ids [clips, captions, L], both on the
+    autoencoder's device."""
     device, count = vae.device, clips or recipe.clips
     on_gpu = device.type == "cuda"
     norm, drawing = (
@@ -113,7 +114,8 @@ def hidden_matrices(model: Denoiser) -> list[nn.Parameter]:
 
 
 def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict:
-    """Trains up to `pace.steps` steps on latents of `out/vae`, resuming from `out/denoiser_state.pt`; writes the remaining folders of the checkpoint (fp16)."""
+    """Trains up to `pace.steps` steps on latents of `out/vae`, resuming from `out/denoiser_state.pt`; writes the
+    remaining folders of the checkpoint (fp16)."""
     on_gpu = device.type == "cuda"
     if not (out / "vae").is_dir():
         raise FileNotFoundError(
@@ -128,7 +130,8 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
     latents, ids = encode_clips(vae, recipe, seed, tokenizer)
     checked = encode_clips(vae, recipe, seed, tokenizer, held_out=True, clips=min(500, recipe.clips))
     print(
-        f"denoiser: {len(latents)} clips encoded after {time.monotonic() - pace.started:.0f} s, std {float(latents.float().std()):.3f}",
+        f"denoiser: {len(latents)} clips encoded after {time.monotonic() - pace.started:.0f} s, std "
+        f"{float(latents.float().std()):.3f}",
         flush=True,
     )
     torch.manual_seed(seed_of(seed, "denoiser weights"))
@@ -144,7 +147,7 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
     if state := load_state(state_file):
         model.load_state_dict(state["model"])
         average.module.load_state_dict(state["average"])
-        for optimizer, saved in zip(optimizers, state["optimizers"]):
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         losses = state["losses"]
         pace.resume(len(losses), state["steps"])
@@ -183,7 +186,8 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
         losses.append(loss.detach())
         if pace.reports():
             print(
-                f"denoiser: step {step} of {pace.steps} loss {finite(loss, step):.4f} held-out {check_loss():.4f} {pace.seconds_a_step * 1e3:.0f} ms a step",
+                f"denoiser: step {step} of {pace.steps} loss {finite(loss, step):.4f} held-out {check_loss():.4f} "
+                f"{pace.seconds_a_step * 1e3:.0f} ms a step",
                 flush=True,
             )
         if pace.saves():
@@ -206,7 +210,8 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
 
 
 def export(model: Denoiser, tokenizer, out: Path) -> None:
-    """Writes transformer, text encoder, tokenizer, scheduler and model_index.json beside `out/vae`, fp16, as WanPipeline reads them."""
+    """Writes transformer, text encoder, tokenizer, scheduler and model_index.json beside `out/vae`, fp16, as
+    WanPipeline reads them."""
     half = copy.deepcopy(model).half()
     pipeline = WanPipeline(
         tokenizer=tokenizer,

@@ -1,7 +1,8 @@
-"""Stage `evaluate`: generates videos of held-out prompts with diffusers' own WanPipeline and lets the reader judge them.
+"""Stage `evaluate`: generates videos of held-out prompts with diffusers' own WanPipeline and lets the reader judge
+them.
 
-The prompts show held-out shapes in wordings half of which are held out too. Noise of prompt i comes from seed i on the CPU, so that any machine draws
-the same.
+The prompts show held-out shapes in wordings half of which are held out too. Noise of prompt i comes from seed i on
+the CPU, so that any machine draws the same.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ def generate(pipeline: WanPipeline, prompts: list[str], steps: int, batch: int) 
 
 def score(readings: list[Reading], prompts: list[tuple[str, object]]) -> dict:
     """Shares of videos with an attribute right, and the prompts that went wrong."""
-    agreements = [agrees(reading.scene, scene) for reading, (_, scene) in zip(readings, prompts)]
+    agreements = [agrees(reading.scene, scene) for reading, (_, scene) in zip(readings, prompts, strict=True)]
     names = sorted({name for agreement in agreements for name in agreement})
     shares = {name: float(np.mean([a[name] for a in agreements if name in a])) for name in names}
     drifts = [reading.colour_drift for reading in readings]
     wrong = [
         f"{text}: {', '.join(name for name, right in agreement.items() if not right)}"
-        for (text, _), agreement in zip(prompts, agreements)
+        for (text, _), agreement in zip(prompts, agreements, strict=True)
         if not all_right(agreement)
     ]
     return {

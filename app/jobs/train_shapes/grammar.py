@@ -4,12 +4,13 @@
     clauses    = clause | clause ("and" | "while") clause
     clause     = article [size] colour noun (verb phrase, finite or participle)
     verb       = move | glide | drift | slide | travel, or rest | stay still | stand still
-    direction  = "left" | "leftwards" | "to the left" | "towards the left"        up and down: "upwards", "to the top", ...
+    direction  = "left" | "leftwards" | "to the left" | "towards the left"; up: "to the top", ...
     background = ("on" | "over" | "against" | "in front of") "a" [texture] colour ("background" | "backdrop")
     pan        = "," "camera panning left" | ("," | "while") "the camera pans left"
 
-`parse(caption(scene, rng)) == scene` for every scene and wording, up to the order of two shapes. Some (verb, direction form) pairs are held out: no training caption holds them.
-Words are lower case and split at blanks, a comma is a word of its own. Imports nothing heavy.
+`parse(caption(scene, rng)) == scene` for every scene and wording, up to the order of two shapes. Some (verb,
+direction form) pairs are held out: no training caption holds them. Words are lower case and split at blanks, a comma
+is a word of its own. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def _clause(shape: Shape, finite: bool, rng: random.Random, held_out: bool) -> s
 def caption(scene: Scene, rng: random.Random, held_out: bool = False) -> str:
     """One wording of `scene`, drawn with `rng`; what is None in the scene is left out.
 
-    colour, kind and direction of each shape must be stated. With `held_out` every moving shape takes a held-out wording.
+    colour, kind and direction of each shape must be stated. With `held_out` every moving shape takes a held-out
+    wording.
     """
     shapes = list(scene.shapes)
     rng.shuffle(shapes)
@@ -105,17 +107,21 @@ def caption(scene: Scene, rng: random.Random, held_out: bool = False) -> str:
 def paraphrases(scene: Scene, count: int, rng: random.Random) -> list[str]:
     """`count` different captions that all mean `scene`."""
     found: dict[str, None] = {}
-    for _ in range(100 * count):
+    misses = 0
+    while misses < 1000:
+        before = len(found)
         found[caption(scene, rng)] = None
         if len(found) == count:
             return list(found)
+        misses = 0 if len(found) > before else misses + 1
     raise ValueError(
         f"count: got {count}, but only {len(found)} wordings of this scene were found; ask for at most that many"
     )
 
 
 def held_out_prompts(seed: int, count: int) -> list[tuple[str, Scene]]:
-    """`count` different prompts with their meaning, none of which training has seen: held-out shapes, half of them also in held-out wordings.
+    """`count` different prompts with their meaning, none of which training has seen: held-out shapes, half of them
+    also in held-out wordings.
 
     Size and speed are stated in some; colour, kind, direction and background in all. The same seed gives the same list.
     """
@@ -168,7 +174,8 @@ def _meanings() -> dict[str, tuple[str, str]]:
 
 
 def parse(text: str) -> Scene:
-    """The scene that a caption means; the inverse of `caption`. Raises ValueError for words or sentences outside the grammar."""
+    """The scene that a caption means; the inverse of `caption`. Raises ValueError for words or sentences outside the
+    grammar."""
     meanings, known = _meanings(), set(vocabulary())
     shapes: list[dict[str, str]] = []
     pending: dict[str, str] = {}  # adjectives before their noun
@@ -177,7 +184,8 @@ def parse(text: str) -> Scene:
     for word in tokens(text):
         if word not in known:
             raise ValueError(
-                f"caption: word {word!r} is outside the grammar; allowed are {', '.join(sorted(known))}; choose other words"
+                f"caption: word {word!r} is outside the grammar; allowed are {', '.join(sorted(known))}; choose "
+                f"other words"
             )
         attribute, value = meanings.get(word, ("", ""))
         if word == "camera":
@@ -194,13 +202,15 @@ def parse(text: str) -> Scene:
         elif attribute:
             if not shapes:
                 raise ValueError(
-                    f"caption: {word!r} stands before any shape in {text!r}; say what moves first, as in 'a red ball moves left'"
+                    f"caption: {word!r} stands before any shape in {text!r}; say what moves first, as in 'a red ball "
+                    f"moves left'"
                 )
             shapes[-1][attribute] = value
     missing = [name for shape in shapes for name in ("colour", "kind", "direction") if name not in shape]
     if not shapes or missing:
         raise ValueError(
-            f"caption: {text!r} states no {missing[0] if missing else 'shape'}; say it as in 'a red ball moves left on a navy background'"
+            f"caption: {text!r} states no {missing[0] if missing else 'shape'}; say it as in 'a red ball moves left "
+            f"on a navy background'"
         )
     if "background" in ground:
         ground = {"texture": "plain", "pan": "none", **ground}

@@ -1,9 +1,13 @@
-"""Muon for matrices and convolutions of small models: momentum whose update is made orthogonal, all parameters of one shape at once.
+"""Muon for matrices and convolutions of small models: momentum whose update is made orthogonal, all parameters of one
+shape at once.
 
-    update = 0.2 * sqrt(max(rows, columns)) * orthogonal(momentum)          the root mean square of an AdamW step, so learning rates carry over
+    update = 0.2 * sqrt(max(rows, columns)) * orthogonal(momentum)
 
-The quintic Newton-Schulz iteration is that of KellerJordan/Muon (muon.py, zeropower_via_newtonschulz5), the scale that of Moonlight (arXiv 2502.16982).
-torch.optim.Muon walks parameter by parameter and takes matrices alone; for 64 matrices of 224 x 224 its launches took 28 ms a step on an H200.
+The factor gives the update the root mean square of an AdamW step, so that learning rates carry over.
+
+The quintic Newton-Schulz iteration is that of KellerJordan/Muon (muon.py, zeropower_via_newtonschulz5), the scale
+that of Moonlight (arXiv 2502.16982). torch.optim.Muon walks parameter by parameter and takes matrices alone; for 64
+matrices of 224 x 224 its launches took 28 ms a step on an H200.
 """
 
 from __future__ import annotations

@@ -1,32 +1,37 @@
-"""Reads a scene back from frames: colours, shapes, directions, sizes, speeds, background, texture and pan, by plain image analysis.
+"""Reads a scene back from frames: colours, shapes, directions, sizes, speeds, background, texture and pan, by plain
+image analysis.
 
-The rows at the top and the bottom edge show the background (shapes keep three pixels away from the edge). What differs from it is labelled with the
-nearest shape colour; the area's centre tells the motion, and its overlap with each kind's outline of the same area tells the kind.
+The rows at the top and the bottom edge show the background (shapes keep three pixels away from the edge). What
+differs from it is labelled with the nearest shape colour; the area's centre tells the motion, and its overlap with
+each kind's outline of the same area tells the kind.
 Axes: T frames, H = W = 128, y points down. Frames are float in [0, 1].
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 
 from app.jobs.train_shapes.layout import PAN_PX, RADIUS, SIDE, TRAVEL
-from app.jobs.train_shapes.renderer import STRIPE_PX, _distance
+from app.jobs.train_shapes.renderer import STRIPE_PX, signed_distance
 from app.jobs.train_shapes.scene import BACKGROUNDS, COLOURS, KINDS, Scene, Shape
 
 EDGE_ROWS = 2
 NEAR = 0.24  # RGB distance within which a pixel surely has a colour; the closest two (orange, yellow) are 0.39 apart
 MIN_AREA = 40.0  # px; the smallest shape, a small star, has about 170
 RIM_PX = 2  # the soft edge is 2.5 px wide
+WINDOW_PX = 32  # an outline is compared this far to each side of its centre; the largest reaches 24
 STILL_PX = 8.0  # slow shapes travel 18 or more
 SLOPE_SHARE, STRIPE_SHARE = 0.4, 0.4  # of the tone swing that the renderer uses
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was found. `colour_drift` is the largest change of a shape's mean colour from the first to the last frame, relative to its length."""
+    """What was found. `colour_drift` is the largest change of a shape's mean colour from the first to the last frame,
+    relative to its length."""
 
     scene: Scene | None  # None when no shape, more than two, or no motion could be read
     colour_drift: float
@@ -74,9 +79,11 @@ def _texture(tone: np.ndarray, ground: float) -> tuple[str, str]:
 
 
 def _masks(frames: np.ndarray, columns: np.ndarray) -> dict[str, np.ndarray]:
-    """Colours that cover enough of the clip -> [T, H, W] bool, where a pixel is nearer to that colour than to background or other such colours."""
+    """Colours that cover enough of the clip -> [T, H, W] bool, where a pixel is nearer to that colour than to
+    background or other such colours."""
     palette = np.array(list(COLOURS.values()), np.float32)
-    to_colour = np.linalg.norm(frames[..., None, :] - palette, axis=-1)  # [T, H, W, colours]
+    squared = (frames**2).sum(-1)[..., None] - 2 * frames @ palette.T + (palette**2).sum(-1)  # |a|^2 - 2ab + |b|^2
+    to_colour = np.sqrt(np.maximum(squared, 0))  # [T, H, W, colours]
     to_ground = np.linalg.norm(frames - columns[:, None], axis=-1)
     surely = (
         (to_colour.argmin(-1)[..., None] == np.arange(len(palette)))
@@ -94,7 +101,8 @@ def _masks(frames: np.ndarray, columns: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _grown(mask: np.ndarray) -> np.ndarray:
-    """`mask` [T, H, W] and all within RIM_PX steps: the rim of an orange shape on brown is nearest to red, and must not count for a red one."""
+    """`mask` [T, H, W] and all within RIM_PX steps: the rim of an orange shape on brown is nearest to red, and must
+    not count for a red one."""
     grown = mask.copy()
     for _ in range(RIM_PX):
         last = grown.copy()
@@ -129,29 +137,38 @@ def _shape(colour: str, mask: np.ndarray) -> Shape | None:
 def _outline(kind: int, x: np.ndarray, y: np.ndarray, radius: float) -> np.ndarray:
     """bool [H, W]: inside the kind's outline of `radius` around (0, 0); x: [W], y: [H]."""
     at = (torch.tensor(kind), torch.from_numpy(x)[None, :], torch.from_numpy(y)[:, None], torch.tensor(float(radius)))
-    return (_distance(*at) < 0).numpy()
+    return np.asarray(signed_distance(*at) < 0)
+
+
+@cache
+def _unit_outline(kind: int) -> tuple[float, np.ndarray]:
+    """Area and centre of area [2] of the kind's outline of radius 1."""
+    grid = np.arange(-1.5, 1.5, 0.02, dtype=np.float32) + 0.01
+    inside = _outline(kind, grid, grid, 1.0)
+    return float(inside.sum()) * 0.02**2, np.array([inside.sum(0) @ grid, inside.sum(1) @ grid]) / inside.sum()
 
 
 def _kind(masks: np.ndarray, centres: np.ndarray) -> tuple[str, float]:
     """The kind whose outline of equal area and centre overlaps the masks [t, H, W] best, and its radius in px."""
-    grid = np.arange(-1.5, 1.5, 0.01, dtype=np.float32)
-    place = (np.arange(SIDE) + 0.5).astype(np.float32)
     best = ("", 0.0, -1.0)
+    place = (np.arange(SIDE) + 0.5).astype(np.float32)
     for index, name in enumerate(KINDS):
-        unit = _outline(index, grid, grid, 1.0)
-        middle = np.array([(unit.sum(0) @ grid), (unit.sum(1) @ grid)]) / unit.sum()  # the outline's own centre of area
-        radius = float(np.sqrt(masks.sum((1, 2)).mean() / (unit.sum() * 0.01**2)))
+        area, middle = _unit_outline(index)
+        radius = float(np.sqrt(masks.sum((1, 2)).mean() / area))
         overlap = []
-        for mask, centre in zip(masks, centres - middle * radius):
-            outline = _outline(index, place - np.float32(centre[0]), place - np.float32(centre[1]), radius)
-            overlap.append((outline & mask).sum() / max(1, (outline | mask).sum()))
+        for mask, centre in zip(masks, (centres - middle * radius).astype(np.float32), strict=True):
+            rows, columns = (slice(max(0, int(c) - WINDOW_PX), int(c) + WINDOW_PX) for c in (centre[1], centre[0]))
+            outline = _outline(index, place[columns] - centre[0], place[rows] - centre[1], radius)
+            both = (outline & mask[rows, columns]).sum()
+            overlap.append(both / max(1, outline.sum() + mask.sum() - both))
         if np.mean(overlap) > best[2]:
             best = (name, radius, float(np.mean(overlap)))
     return best[0], best[1]
 
 
 def _drift(frames: np.ndarray, mask: np.ndarray) -> float:
-    """Change of the mean colour inside the shape from the first to the last frame, relative to the first (both RGB vectors)."""
+    """Change of the mean colour inside the shape from the first to the last frame, relative to the first (both RGB
+    vectors)."""
 
     def inside(t: int) -> np.ndarray:
         core = mask[t].copy()

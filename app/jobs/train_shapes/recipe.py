@@ -1,4 +1,5 @@
-"""Sizes and training settings: `FULL` is what the bundled checkpoint was trained with, `SMOKE` runs through on a CPU in seconds."""
+"""Sizes and training settings: `FULL` is what the bundled checkpoint was trained with, `SMOKE` runs through on a CPU
+in seconds."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ FULL = Recipe(
         text_layers=2,
         clips=40_000,
         captions=4,
-        steps=3500,
+        steps=2070,
         batch=384,
         rate=2e-3,
         warmup=100,
@@ -69,7 +70,7 @@ FULL = Recipe(
     evaluation_steps=(50, 20),
 )
 SMOKE = Recipe(
-    vae=VaeRecipe(base_dim=4, dim_mult=(1, 1, 2, 2), steps=3, batch=1, rate=1e-3, warmup=2, held_out_clips=1),
+    vae=VaeRecipe(base_dim=4, dim_mult=(1, 1, 2, 2), steps=2, batch=1, rate=1e-3, warmup=2, held_out_clips=1),
     denoiser=DenoiserRecipe(
         heads=2,
         head_dim=16,

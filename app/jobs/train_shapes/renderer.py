@@ -16,15 +16,17 @@ EDGE_PX = 2.5  # a soft edge is kinder to an 8x8 autoencoder than a hard one
 STRIPE_PX = 32.0
 
 
-def _distance(kind: Tensor, x: Tensor, y: Tensor, r: Tensor) -> Tensor:
-    """Signed distance in px to the outline, negative inside. kind, r: [N, 1, 1, 1]; x: [N, T, 1, W]; y: [N, T, H, 1]."""
+def signed_distance(kind: Tensor, x: Tensor, y: Tensor, r: Tensor) -> Tensor:
+    """Signed distance in px to the outline, negative inside. kind, r: [N, 1, 1, 1]; x: [N, T, 1, W];
+    y: [N, T, H, 1]."""
     rho = torch.sqrt(x * x + y * y + 1e-6)
     ax, ay = x.abs(), y.abs()
     circle = rho - r
     square = torch.maximum(ax, ay) - 0.86 * r
     triangle = torch.maximum(y, 0.8660254 * ax - 0.5 * y) - 0.575 * r
     ring = (rho - 0.75 * r).abs() - 0.25 * r
-    # The star is folded into one half tip; its edge runs from the tip (1.15 r, 0) to the notch at half that, 36 degrees on.
+    # The star is folded into one half tip; its edge runs from the tip (1.15 r, 0) to the notch at half that, 36
+    # degrees on.
     wedge = math.pi / 5
     angle = (torch.remainder(torch.atan2(x, -y) + wedge, 2 * wedge) - wedge).abs()
     notch_x, notch_y = 0.5 * math.cos(wedge), 0.5 * math.sin(wedge)
@@ -64,7 +66,7 @@ def draw(
         x = line[None, None, None, :] - centre[:, s, :, 0, None, None]
         y = line[None, None, :, None] - centre[:, s, :, 1, None, None]
         r = radius[:, s, None, None, None]
-        ramp = (0.5 - _distance(kind[:, s, None, None, None], x, y, r) / EDGE_PX).clamp(0, 1)
+        ramp = (0.5 - signed_distance(kind[:, s, None, None, None], x, y, r) / EDGE_PX).clamp(0, 1)
         cover = (ramp * ramp * (3 - 2 * ramp) * (r > 0))[:, None]  # [N, 1, T, H, W]
         image = image + cover * (rgb[:, s, :, None, None, None] - image)
     return image.clamp(0, 1) * 2 - 1

@@ -1,7 +1,7 @@
 """What a clip of the shapes world shows: one or two shapes that move before a background.
 
-A `Scene` holds attributes only; where things stand is decided by `layout`. A field that is `None` is unstated: a caption does not speak of it and
-the reader does not judge it. Imports nothing heavy.
+A `Scene` holds attributes only; where things stand is decided by `layout`. A field that is `None` is unstated: a
+caption does not speak of it and the reader does not judge it. Imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -62,13 +62,15 @@ class Shape:
         _check("Shape", "speed", self.speed, SPEEDS)
         if self.direction == "still" and self.speed is not None:
             raise ValueError(
-                f"Shape.speed: got {self.speed!r} for a shape that is still, allowed is None; drop the speed or name a direction"
+                f"Shape.speed: got {self.speed!r} for a shape that is still, allowed is None; drop the speed or name "
+                f"a direction"
             )
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One or two shapes (of different colours) and the background behind them. A camera pan needs stripes: on a plain ground it could not be seen."""
+    """One or two shapes (of different colours) and the background behind them. A camera pan needs stripes: on a plain
+    ground it could not be seen."""
 
     shapes: tuple[Shape, ...]
     background: str | None
@@ -80,14 +82,16 @@ class Scene:
             raise ValueError(f"Scene.shapes: got {len(self.shapes)} shapes, allowed are 1 or 2; drop or add a shape")
         if len(self.shapes) == 2 and self.shapes[0].colour == self.shapes[1].colour:
             raise ValueError(
-                f"Scene.shapes: both are {self.shapes[0].colour!r}, allowed are two colours; change one, so that each can be told from the other"
+                f"Scene.shapes: both are {self.shapes[0].colour!r}, allowed are two colours; change one, so that "
+                f"each can be told from the other"
             )
         _check("Scene", "background", self.background, tuple(BACKGROUNDS))
         _check("Scene", "texture", self.texture, TEXTURES)
         _check("Scene", "pan", self.pan, PANS)
         if self.pan in ("left", "right") and self.texture != "stripes":
             raise ValueError(
-                f"Scene.pan: got {self.pan!r} on texture {self.texture!r}, allowed on 'stripes' alone; set texture to 'stripes' or pan to 'none'"
+                f"Scene.pan: got {self.pan!r} on texture {self.texture!r}, allowed on 'stripes' alone; set texture "
+                f"to 'stripes' or pan to 'none'"
             )
 
 
@@ -124,7 +128,8 @@ def draw_scene(rng: random.Random, held_out: bool = False) -> Scene:
 
 
 def unstate(scene: Scene, rng: random.Random) -> Scene:
-    """`scene` with some attributes left open, as a person would: size and speed in 40 %, the whole background in 10 %."""
+    """`scene` with some attributes left open, as a person would: size and speed in 40 %, the whole background in 10
+    %."""
     shapes = tuple(
         replace(
             shape, size=shape.size if rng.random() < 0.6 else None, speed=shape.speed if rng.random() < 0.6 else None
@@ -137,7 +142,8 @@ def unstate(scene: Scene, rng: random.Random) -> Scene:
 
 
 def opposites(scene: Scene, rng: random.Random) -> dict[str, Scene]:
-    """Scenes that differ from `scene` in exactly one attribute, by its name: colour, kind, direction (of the first shape) and background.
+    """Scenes that differ from `scene` in exactly one attribute, by its name: colour, kind, direction (of the first
+    shape) and background.
 
     A moving shape turns round, a still one starts to move. A cache that takes any of these for `scene` is wrong.
     """

@@ -1,7 +1,9 @@
-"""Stage `vae`: trains the autoencoder on clips drawn as it goes, then fits the latent statistics and measures PSNR on held-out clips.
+"""Stage `vae`: trains the autoencoder on clips drawn as it goes, then fits the latent statistics and measures PSNR on
+held-out clips.
 
-Loss on pixels in [-1, 1]: mean absolute error + 4 x mean squared error + half the absolute error of the differences between neighbours in x and y,
-plus a small KL. Whole clips of the served length, because colours drift along time in a model that saw shorter ones.
+Loss on pixels in [-1, 1]: mean absolute error + 4 x mean squared error + half the absolute error of the differences
+between neighbours in x and y, plus a small KL. Whole clips of the served length, because colours drift along time in
+a model that saw shorter ones.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ def psnr(squared_error: float) -> float:
 
 
 def hidden_convolutions(vae: AutoencoderKLWan) -> list[nn.Parameter]:
-    """Weights of all convolutions but the first and last ones of encoder and decoder, whose shapes are those of pixels and latents."""
+    """Weights of all convolutions but the first and last ones of encoder and decoder, whose shapes are those of
+    pixels and latents."""
     ends = ("conv_in", "conv_out", "quant_conv")
     return [
         p
@@ -49,7 +52,8 @@ def hidden_convolutions(vae: AutoencoderKLWan) -> list[nn.Parameter]:
 
 
 def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict:
-    """Trains up to `pace.steps` steps, resuming from `out/vae_state.pt`; writes `out/vae` (fp16) and returns the measured numbers."""
+    """Trains up to `pace.steps` steps, resuming from `out/vae_state.pt`; writes `out/vae` (fp16) and returns the
+    measured numbers."""
     torch.manual_seed(seed_of(seed, "vae weights"))
     vae = new_vae(recipe).to(device)
     on_gpu = device.type == "cuda"
@@ -70,7 +74,7 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
     if state := load_state(state_file):
         vae.load_state_dict(state["model"])
         average.module.load_state_dict(state["average"])
-        for optimizer, saved in zip(optimizers, state["optimizers"]):
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         losses = state["losses"]
         pace.resume(len(losses), state["steps"])
@@ -110,7 +114,8 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
         losses.append(loss.detach())
         if pace.reports():
             print(
-                f"vae: step {step} of {pace.steps} loss {finite(loss, step):.4f} psnr {psnr(float(squared)):.2f} dB {pace.seconds_a_step * 1e3:.0f} ms a step",
+                f"vae: step {step} of {pace.steps} loss {finite(loss, step):.4f} psnr {psnr(float(squared)):.2f} dB "
+                f"{pace.seconds_a_step * 1e3:.0f} ms a step",
                 flush=True,
             )
         if pace.saves():
@@ -153,7 +158,8 @@ def fit_latent_statistics(vae: AutoencoderKLWan, seed: int, device: torch.device
 
 @torch.no_grad()
 def held_out_psnr(vae: AutoencoderKLWan, clips: int, seed: int) -> float:
-    """dB over all pixels of `clips` held-out clips, through the chunk loop that serves; latents are the posterior's mean, pixels are clamped."""
+    """dB over all pixels of `clips` held-out clips, through the chunk loop that serves; latents are the posterior's
+    mean, pixels are clamped."""
     squared = []
     for i in range(clips):
         _, clip = draw_clips(1, seed_of(seed, "psnr", i), vae.device, held_out=True)

@@ -1,13 +1,16 @@
 """A Wan autoencoder over a whole clip in one pass, equal to the chunk loop of `AutoencoderKLWan.encode` and `.decode`.
 
-diffusers walks a clip in chunks of four frames and carries the last frames of every convolution along. For training on short clips that is slow,
-and training on shorter clips than are served lets colours drift. Over the whole clip the same arithmetic is:
+diffusers walks a clip in chunks of four frames and carries the last frames of every convolution along. For training
+on short clips that is slow, and training on shorter clips than are served lets colours drift. Over the whole clip the
+same arithmetic is:
 
 - a causal convolution pads two zero frames in front;
 - a halving in time keeps frame 0 and takes a strided convolution over frames 0..T-1 for the rest;
-- a doubling in time keeps latent frame 0 and takes a causal convolution over the later ones, whose two channel halves interleave.
+- a doubling in time keeps latent frame 0 and takes a causal convolution over the later ones, whose two channel halves
+  interleave.
 
-Axes: N clips, C channels, T frames (4k+1), F = k+1 latent frames. Read from diffusers 0.42.1 models/autoencoders/autoencoder_kl_wan.py.
+Axes: N clips, C channels, T frames (4k+1), F = k+1 latent frames. Read from diffusers 0.42.1
+models/autoencoders/autoencoder_kl_wan.py.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from torch import Tensor, nn
 
 
 def norm_silu_pad(x: Tensor, gamma: Tensor) -> Tensor:
-    """RMS norm over channels, SiLU, two zero frames in front: what stands before every 3x3x3 convolution. Compiles into one kernel."""
+    """RMS norm over channels, SiLU, two zero frames in front: what stands before every 3x3x3 convolution. Compiles
+    into one kernel."""
     scale = x.shape[1] ** 0.5
     normed = F.normalize(x.float(), dim=1).to(x.dtype) * scale * gamma.to(x.dtype)
     return F.pad(F.silu(normed), (0, 0, 0, 0, 2, 0))
@@ -44,7 +48,8 @@ class WholeClip:
         self.norm = norm
 
     def encode(self, clip: Tensor) -> tuple[Tensor, Tensor]:
-        """[N, 3, T, H, W] in [-1, 1] -> mean and log variance, each [N, 16, F, H/8, W/8] fp32, latent units not yet normalised."""
+        """[N, 3, T, H, W] in [-1, 1] -> mean and log variance, each [N, 16, F, H/8, W/8] fp32, latent units not yet
+        normalised."""
         encoder = self.vae.encoder
         x = self._convolve(F.pad(clip, (0, 0, 0, 0, 2, 0)), encoder.conv_in)
         for layer in encoder.down_blocks:
@@ -77,7 +82,7 @@ class WholeClip:
 
     def _middle(self, x: Tensor, block: nn.Module) -> Tensor:
         x = self._residual(x, block.resnets[0])
-        for attention, residual in zip(block.attentions, block.resnets[1:]):
+        for attention, residual in zip(block.attentions, block.resnets[1:], strict=True):
             x = self._residual(attention(x), residual)
         return x
 
