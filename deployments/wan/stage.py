@@ -22,6 +22,9 @@ from torch import Tensor, nn
 TextKV = tuple[tuple[Tensor, Tensor], ...]
 """Cross-attention key and value of each local block: [B, L, heads, head_dim], model dtype."""
 
+MAX_COMPILED_SHAPES = 256
+"""Shapes one process compiles blocks for; a request of one more fails.  A shape takes seconds once, and a megabyte."""
+
 RunBlocks = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 """Given the hidden state and the block stack, returns the stack's output: the seam of the step cache."""
 
@@ -78,10 +81,17 @@ class WanStage(nn.Module):
         super().__init__()
         self.model, self.dtype, self.first, self.last = model, dtype, first, last
         self.width: int = model.config.num_attention_heads * model.config.attention_head_dim
+        if compile_blocks:
+            # One graph serves all blocks, each shape counts once; behind the limit torch would go on uncompiled, with
+            # other bits.
+            torch._dynamo.config.recompile_limit = MAX_COMPILED_SHAPES
+            torch._dynamo.config.fail_on_recompile_limit_hit = True
         for block in model.blocks:
             block.attn2.set_processor(_TextKVProcessor())
             if compile_blocks:
-                block.compile()
+                # Kernels of their own for each shape: with kernels for any shape, which torch makes once it has seen
+                # two, the bits of a request could depend on the requests before it.
+                block.compile(dynamic=False)
 
     def prepare(self, text: Tensor, latent_shape: Sequence[int]) -> Conditioning:
         """text: [B, L, text_dim] prompt embeddings.  latent_shape: (B, C, F, H, W), divisible by the patch size."""
