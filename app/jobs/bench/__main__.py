@@ -139,17 +139,16 @@ def _requests(options: argparse.Namespace) -> tuple[BenchRequest, ...]:
 
 
 def _comparison_mode(options: argparse.Namespace, folder: Path, results: dict[str, Any]) -> bool:
-    device = torch.device(options.device)
+    device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     contestants: list[Contestant] = [DiffusersPipeline(folder, options.dtype, options.vae_dtype, device)]
     contestants += [Worldstage(folder, options.dtype, options.vae_dtype, device, mode) for mode in options.compile]
-    tables, results["comparison"] = [], []
+    results["comparison"] = []
     for request in _requests(options):
         rows = compare(contestants, request, options.repeats, _print)
-        tables.append(format_rows(request, rows))
+        _print(f"\n{format_rows(request, rows)}\n")
         results["comparison"].append(as_json(request, rows))
     for contestant in contestants:
         contestant.close()
-    _print("\n\n".join(["", *tables]))
     return True
 
 
@@ -184,13 +183,11 @@ def _topologies_mode(options: argparse.Namespace, folder: Path, results: dict[st
 
 
 def _serve_mode(options: argparse.Namespace, folder: Path, results: dict[str, Any]) -> bool:
-    tables, results["serve"] = [], []
     rows = measure_overhead(
         folder, _requests(options), options.dtype, options.compile[0], options.device, options.repeats
     )
+    _print(f"\n{format_overhead(rows)}")
     results["serve"] = [asdict(row) for row in rows]
-    tables = [format_overhead(rows)]
-    _print("\n\n".join(["", *tables]))
     return True
 
 
