@@ -103,6 +103,12 @@ class Serving:
 
     def pid(self, kind: str) -> int:
         """Of a kind of KINDS, ``text MODEL``, ``decoder MODEL`` or ``rank N MODEL``."""
+        pid = self.pid_or_none(kind)
+        assert pid is not None, f"{kind}: no such process, or several"
+        return pid
+
+    def pid_or_none(self, kind: str) -> int | None:
+        """As `pid`; None while there is none, or one that goes and one that comes."""
         if kind.startswith("rank "):
             _, rank, name = kind.split()
             living = self.pids(f"ray::ServeReplica:worldstage:{name}-gang")
@@ -113,8 +119,7 @@ class Serving:
             pids = self.pids(f"ray::ServeReplica:worldstage:{name}-{service}")
         else:
             pids = self.pids(KINDS[kind])
-        assert len(pids) == 1, f"{kind}: processes {pids}"
-        return pids[0]
+        return pids[0] if len(pids) == 1 else None
 
     def kill(self, kind: str) -> None:
         """kill -9."""
@@ -122,8 +127,10 @@ class Serving:
 
     def logs(self, pattern: str = "*") -> str:
         """Ray's and Serve's log files of that name, one after the other."""
-        files = sorted(self.ray_folder.glob(f"session_2*/logs/**/{pattern}"))
-        return "\n".join(file.read_text(errors="replace") for file in files if file.is_file())
+        files = sorted(self.ray_folder.glob(f"ray/session_2*/logs/**/{pattern}"))
+        texts = [file.read_text(errors="replace") for file in files if file.is_file()]
+        assert texts, f"no log file {pattern} in {self.ray_folder}"
+        return "\n".join(texts)
 
     def wait_ready(self, timeout_s: float = START_S) -> float:
         """Until /ready answers 200; returns the seconds that took."""
