@@ -113,7 +113,7 @@ class Progress:
         if expected is not None and self._state is not JobState.QUEUED:
             total = expected.encode + self._steps * expected.step + expected.decode
             done = 1 - self._remaining(expected) / total if total > 0 else 0.0
-            self._percent = max(self._percent, min(99, int(100 * done)))
+            self._percent = max(self._percent, min(99, int(100 * done + 1e-9)))
         return self._percent
 
     def _expectation(self) -> Expectation | None:
