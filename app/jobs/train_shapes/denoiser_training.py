@@ -122,7 +122,7 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
             f"out: got {out}, which has no folder 'vae'; run the stage vae with the same --out first"
         )
     torch._dynamo.config.cache_size_limit = 64
-    vae = AutoencoderKLWan.from_pretrained(out / "vae", torch_dtype=torch.float32).to(device)
+    vae = AutoencoderKLWan.from_pretrained(out / "vae", dtype=torch.float32).to(device)
     if on_gpu:
         torch.backends.cudnn.benchmark = True
         to_channels_last(vae)
@@ -186,7 +186,7 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
         losses.append(loss.detach())
         if pace.reports():
             print(
-                f"denoiser: step {step} of {pace.steps} loss {finite(loss, step):.4f} held-out {check_loss():.4f} "
+                f"denoiser: step {step} of {pace.steps} loss {finite(loss.detach(), step):.4f} held-out {check_loss():.4f} "
                 f"{pace.seconds_a_step * 1e3:.0f} ms a step",
                 flush=True,
             )
@@ -217,7 +217,7 @@ def export(model: Denoiser, tokenizer, out: Path) -> None:
         tokenizer=tokenizer,
         text_encoder=half.text_encoder,
         transformer=half.transformer,
-        vae=AutoencoderKLWan.from_pretrained(out / "vae", torch_dtype=torch.float16),
+        vae=AutoencoderKLWan.from_pretrained(out / "vae", dtype=torch.float16),
         scheduler=new_scheduler(),
     )
     pipeline.save_pretrained(out)

@@ -66,7 +66,7 @@ def score(readings: list[Reading], prompts: list[tuple[str, object]]) -> dict:
 
 def evaluate(out: Path, recipe: Recipe, seed: int, device: torch.device) -> dict:
     """Judges the checkpoint in `out`; writes `out/evaluation.json` and `out/sheet.png`, returns the numbers."""
-    pipeline = WanPipeline.from_pretrained(out, torch_dtype=torch.float32).to(device)
+    pipeline = WanPipeline.from_pretrained(out, dtype=torch.float32).to(device)
     pipeline.set_progress_bar_config(disable=True)
     prompts = held_out_prompts(seed, recipe.evaluation_prompts)
     texts = [text for text, _ in prompts]
@@ -82,7 +82,7 @@ def evaluate(out: Path, recipe: Recipe, seed: int, device: torch.device) -> dict
         report["steps"][str(steps)] = {"seconds_a_video": seconds / len(prompts), **score(readings, prompts)}
         print(f"evaluate: {steps} steps {json.dumps(report['steps'][str(steps)], indent=1)}", flush=True)
     report["vae_psnr_db"] = held_out_psnr(
-        AutoencoderKLWan.from_pretrained(out / "vae", torch_dtype=torch.float32).to(device),
+        AutoencoderKLWan.from_pretrained(out / "vae", dtype=torch.float32).to(device),
         recipe.vae.held_out_clips,
         seed,
     )

@@ -114,7 +114,7 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
         losses.append(loss.detach())
         if pace.reports():
             print(
-                f"vae: step {step} of {pace.steps} loss {finite(loss, step):.4f} psnr {psnr(float(squared)):.2f} dB "
+                f"vae: step {step} of {pace.steps} loss {finite(loss.detach(), step):.4f} psnr {psnr(float(squared.detach())):.2f} dB "
                 f"{pace.seconds_a_step * 1e3:.0f} ms a step",
                 flush=True,
             )
@@ -134,7 +134,7 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
         "seconds": time.monotonic() - pace.started,
     }
     report["psnr_db"] = held_out_psnr(
-        AutoencoderKLWan.from_pretrained(out / "vae", torch_dtype=torch.float32).to(device), recipe.held_out_clips, seed
+        AutoencoderKLWan.from_pretrained(out / "vae", dtype=torch.float32).to(device), recipe.held_out_clips, seed
     )
     (out / "vae_report.json").write_text(
         json.dumps({**report, "losses": losses[:: max(1, len(losses) // 200)]}, indent=1)

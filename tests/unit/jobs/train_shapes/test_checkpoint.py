@@ -22,7 +22,7 @@ CHECKPOINT = Path(__file__).parents[4] / "checkpoints" / "wan-shapes"
 
 @pytest.fixture(scope="module")
 def pipeline() -> WanPipeline:
-    loaded = WanPipeline.from_pretrained(CHECKPOINT, torch_dtype=torch.float32)
+    loaded = WanPipeline.from_pretrained(CHECKPOINT, dtype=torch.float32)
     loaded.set_progress_bar_config(disable=True)
     return loaded
 

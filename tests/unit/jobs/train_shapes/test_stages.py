@@ -31,7 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_pipeline_loads_what_the_stages_wrote(trained: Path):
-    pipeline = WanPipeline.from_pretrained(trained, torch_dtype=torch.float32)
+    pipeline = WanPipeline.from_pretrained(trained, dtype=torch.float32)
     pipeline.set_progress_bar_config(disable=True)
     frames = pipeline(
         "a red ball moves left", height=32, width=32, num_frames=5, num_inference_steps=2, output_type="np"
