@@ -19,7 +19,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,8 +26,6 @@ from dataclasses import dataclass
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from app import validate
 
@@ -38,8 +35,7 @@ GRACE_S = 60.0
 """Longest wait for replicas to finish their work (Serve's shutdown) before the processes are ended without asking."""
 LEFTOVERS_S = 10.0
 """Wait for Ray's agents after that: within seconds they notice that their node is gone."""
-SERVE = str(Path(sys.executable).with_name("serve"))
-SERVE_RUN = (SERVE, "run", "--address", "local")
+SERVE_RUN = (str(Path(sys.executable).with_name("serve")), "run", "--address", "local")
 
 
 class LaunchError(RuntimeError):
@@ -160,18 +156,21 @@ class Launcher:
             if now - report > 10:
                 report = now
                 print(f"  still starting ({now - begin:.0f} s)", flush=True)
-                self._raise_if_failed()
-            time.sleep(0.5)
+            self._raise_if_failed()
+            time.sleep(1)
 
     def _raise_if_failed(self) -> None:
         """Serve keeps running after an application has failed to start: only its status tells."""
         dashboard = self.dashboard()
         if dashboard is None:
             return
-        status = subprocess.run(
-            [SERVE, "status", "--address", dashboard], env=_environment(), capture_output=True, text=True, timeout=60
-        )
-        applications = yaml.safe_load(status.stdout)["applications"] if status.returncode == 0 else {}
+        request = urllib.request.Request(f"{dashboard}/api/serve/applications/")
+        request.add_header("Authorization", f"Bearer {_ray_token()}")
+        try:
+            with urllib.request.urlopen(request, timeout=5) as response:
+                applications = json.load(response)["applications"]
+        except OSError:
+            return  # the dashboard is not up yet
         for name, application in applications.items():
             if application["status"] == "DEPLOY_FAILED":
                 said = [application["message"], *(part["message"] for part in application["deployments"].values())]
@@ -196,6 +195,12 @@ def _environment() -> dict[str, str]:
     """
     inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return {"RAY_AUTH_MODE": "token"} | inherited | {"RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def _ray_token() -> str:
+    """From where Ray itself reads it; empty if there is none, as in a mode without tokens."""
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", Path.home() / ".ray" / "auth_token"))
+    return os.environ.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.exists() else "")
 
 
 def _without_traceback(message: str) -> str:
@@ -229,7 +234,7 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except OSError:  # urllib's errors, refused connections and answers other than 2xx among them
         return False
 
 

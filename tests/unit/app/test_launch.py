@@ -18,9 +18,10 @@ import pytest
 from app import launch
 from app.launch import Launcher, LaunchError, Target
 
-# Answers /ready with the status its config file names, after a child that will not go by itself has started.
+# Answers /ready with the status its config file names, as its own dashboard, after a child that will not go by itself
+# has started.
 STAND_IN = """
-import http.server, pathlib, signal, subprocess, sys
+import http.server, json, pathlib, signal, subprocess, sys
 port, status = pathlib.Path(sys.argv[1]).read_text().split()
 if status == "exit":
     print("the reason", flush=True)
@@ -28,11 +29,15 @@ if status == "exit":
 ignore = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
 child = subprocess.Popen([sys.executable, "-c", ignore], stdout=subprocess.PIPE)
 child.stdout.readline()
-print("View the dashboard at \\x1b[1m\\x1b[32mhttp://127.0.0.1:8265 \\x1b[39m", flush=True)
+print(f"View the dashboard at \\x1b[1m\\x1b[32mhttp://127.0.0.1:{port} \\x1b[39m", flush=True)
+part = {"status": "DEPLOY_FAILED", "message": "T:\\n  File \\"x.py\\"\\n    f()\\nValueError: no such\\n\\n  cure"}
+applications = {"a": {"status": "DEPLOY_FAILED", "message": "Failed to update.", "deployments": {"b": part}}}
 class Answer(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(int(status))
+        ready = self.path == "/ready"
+        self.send_response(503 if ready and status == "failed" else int(status) if ready else 200)
         self.end_headers()
+        self.wfile.write(json.dumps({"applications": applications if status == "failed" else {}}).encode())
     def log_message(self, *args): pass
 try:
     http.server.HTTPServer(("127.0.0.1", int(port)), Answer).serve_forever()
@@ -73,7 +78,7 @@ def test_stop_ends_all_that_start_began(launcher: Launcher, target: Target, tmp_
     state = launcher.running()
     assert state is not None
     assert len(launch._in_session(state["pid"])) == 2  # the program and its child
-    assert launcher.dashboard() == "http://127.0.0.1:8265"
+    assert launcher.dashboard() == target.address
     assert launcher.stop()
     assert launch._in_session(state["pid"]) == []
     assert "asked to end" in launcher.log.read_text()  # by SIGINT: serve run shuts Serve down on it
@@ -112,6 +117,14 @@ def test_a_killed_program_counts_as_gone_and_a_start_follows(
 def test_an_early_end_shows_the_log_and_the_status(launcher: Launcher, target: Target, tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"(?s)last lines of .*the reason.*ended with exit status 3"):
         launcher.start(config(tmp_path, target.port, "exit"), target, timeout_s=30)
+
+
+def test_a_failed_deployment_is_told_with_serves_reason(launcher: Launcher, target: Target, tmp_path: Path) -> None:
+    """`serve run` itself would stay up."""
+    reason = "(?s)application 'a' failed to start:\nFailed to update.\nValueError: no such\n\n  cure$"
+    with pytest.raises(LaunchError, match=reason):
+        launcher.start(config(tmp_path, target.port, "failed"), target, timeout_s=30)
+    assert launcher.running() is None
 
 
 def test_what_never_gets_ready_is_ended(launcher: Launcher, target: Target, tmp_path: Path) -> None:
