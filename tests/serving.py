@@ -60,7 +60,7 @@ def model(checkpoint: Path, name: str = "tiny", **fields: Any) -> dict[str, Any]
             "num_inference_steps": 4,
             "max_sequence_length": 16,
         },
-        "limits": {"max_pixels": 160 * 160, "max_frames": 161, "max_steps": 1000, "max_sequence_length": 32},
+        "limits": {"max_pixels": 64 * 64, "max_frames": 121, "max_steps": 1000, "max_sequence_length": 32},
         **fields,
     }
 

@@ -13,7 +13,7 @@ from tests.e2e.frames import create, finish, make
 from tests.serving import Serving, wait_until
 
 LONG: dict[str, Any] = {"num_inference_steps": 1000}
-LONG_DECODE: dict[str, Any] = {"num_inference_steps": 1, "num_frames": 161, "size": "160x160"}
+LONG_DECODE: dict[str, Any] = {"num_inference_steps": 1, "num_frames": 121}
 
 
 def until_phase(http: httpx.Client, job: str, phase: str, step: int = 0) -> None:
