@@ -16,15 +16,31 @@ from torch.overrides import TorchFunctionMode
 from deployments.wan.solver_spec import SolverSpec
 
 
-class _Unchecked(TorchFunctionMode):
-    """`torch.linalg.solve` asks the device whether the matrix was singular; UniPC's 2x2 never is, and asking waits."""
+class _NoWait(TorchFunctionMode):
+    """Takes two waits for the device out of a scheduler's step and leaves its arithmetic as it is.
+
+    `torch.linalg.solve` asks the device whether the matrix was singular; UniPC's 2x2 never is.
+    ``sigmas[i].to(device)`` is a blocking copy where the scheduler keeps its sigmas on the CPU; a copy is there before.
+    The sigmas themselves must stay where they are: a CPU scalar times a bf16 prediction is multiplied in fp32, a scalar
+    on the GPU would be rounded to bf16 first, up to 0.4 % off.
+    """
+
+    def __init__(self, sigmas: Tensor, device: torch.device) -> None:
+        super().__init__()
+        self._sigmas, self._on_device = sigmas, sigmas.to(device)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.linalg.solve:
             return torch.linalg.solve_ex(*args, **(kwargs or {}))[0]
+        if func is torch.Tensor.to and self._is_sigma(args[0]):
+            return self._on_device[args[0].storage_offset()]
         return func(*args, **(kwargs or {}))
+
+    def _is_sigma(self, x: Tensor) -> bool:
+        """An element of the scheduler's sigmas: a view, whose offset is its position."""
+        return x.ndim == 0 and x.untyped_storage().data_ptr() == self._sigmas.untyped_storage().data_ptr()
 
 
 class Solver:
@@ -41,15 +57,14 @@ class Solver:
         """[steps], on the device, the scheduler's dtype."""
         self.sigmas: tuple[float, ...] = tuple(self._scheduler.sigmas.tolist())
         """On the host, one more than steps."""
-        # set_timesteps leaves the sigmas on the CPU, from where every use would be a blocking copy.
-        self._scheduler.sigmas = self._scheduler.sigmas.to(device)
+        self._no_wait = _NoWait(self._scheduler.sigmas, device)
 
     def step(self, index: int, prediction: Tensor, latents: Tensor) -> Tensor:
         """The latents after step `index`.
 
         prediction: [B, C, F, H, W], model dtype, after guidance.  latents: of that shape, fp32, entering the step.
         """
-        with _Unchecked():
+        with self._no_wait:
             return self._scheduler.step(prediction, self.timesteps[index], latents, return_dict=False)[0]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
