@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from app.jobs.train_shapes.recipe import FULL, SMOKE
 
 
-def main(arguments: list[str] | None = None) -> dict:
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
     """Runs one stage and returns its report, which is also printed and written to FOLDER."""
     parser = argparse.ArgumentParser(
         prog="python -m app.jobs.train_shapes",
@@ -45,10 +46,11 @@ def main(arguments: list[str] | None = None) -> dict:
         from app.jobs.train_shapes.pace import Pace
         from app.jobs.train_shapes.vae_training import train_vae
 
-        settings, train = (recipe.vae, train_vae) if options.stage == "vae" else (recipe.denoiser, train_denoiser)
-        return train(
-            settings, options.out, options.seed, device, Pace(options.steps or settings.steps, options.seconds)
-        )
+        if options.stage == "vae":
+            pace = Pace(options.steps or recipe.vae.steps, options.seconds)
+            return train_vae(recipe.vae, options.out, options.seed, device, pace)
+        pace = Pace(options.steps or recipe.denoiser.steps, options.seconds)
+        return train_denoiser(recipe.denoiser, options.out, options.seed, device, pace)
     if options.stage == "evaluate":
         from app.jobs.train_shapes.evaluation import evaluate
 

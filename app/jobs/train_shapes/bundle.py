@@ -11,7 +11,7 @@ FILES = ("model_index.json", "sheet.png", "evaluation.json")
 MAX_BYTES = 18_000_000
 
 
-def bundle(source: Path, target: Path) -> dict:
+def bundle(source: Path, target: Path) -> dict[str, int]:
     """Copies the checkpoint from `source` to `target` (its README.md stays) and returns {"bytes": size of `target`};
     raises when that is over 18 MB."""
     missing = [name for name in (*FOLDERS, *FILES) if not (source / name).exists()]

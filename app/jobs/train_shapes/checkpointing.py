@@ -10,6 +10,7 @@ import copy
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,9 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: float):
         self.decay = decay
-        self.source = list(module.parameters())
-        self.module = copy.deepcopy(module).requires_grad_(False)
-        self.target = list(self.module.parameters())
+        self.source: list[Tensor] = list(module.parameters())
+        self.module: Any = copy.deepcopy(module).requires_grad_(False)
+        self.target: list[Tensor] = list(self.module.parameters())
 
     @torch.no_grad()
     def update(self, step: int) -> None:
@@ -31,7 +32,7 @@ class Average:
         torch._foreach_lerp_(self.target, self.source, 1 - decay)
 
 
-def save_state(path: Path, **parts: dict) -> None:
+def save_state(path: Path, **parts: object) -> None:
     """Writes state dicts and plain values to `path`, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(".part")
@@ -39,7 +40,7 @@ def save_state(path: Path, **parts: dict) -> None:
     os.replace(scratch, path)
 
 
-def load_state(path: Path) -> dict | None:
+def load_state(path: Path) -> dict[str, Any] | None:
     """What `save_state` wrote; None when there is nothing to resume from."""
     return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ def seed_of(*parts: object) -> int:
 
 
 def draw_clips(
-    count: int, seed: int, device: torch.device | str, held_out: bool = False, drawing=draw
+    count: int, seed: int, device: torch.device | str, held_out: bool = False, drawing: Callable[..., Tensor] = draw
 ) -> tuple[list[Scene], Tensor]:
     """`count` scenes and their clips [count, 3, 17, 128, 128] float32 in [-1, 1]; the same seed gives the same
     clips."""

@@ -14,14 +14,16 @@ import math
 
 import torch
 from diffusers import WanTransformer3DModel
+from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from app.jobs.train_shapes.models import TEXT_LENGTH
 
 WINDOW = 40  # the longest caption has 35 words; the last place must be empty
 
 
-def tokenise(tokenizer, captions: list[str]) -> Tensor:
+def tokenise(tokenizer: PreTrainedTokenizerFast, captions: list[str]) -> Tensor:
     """Token ids [N, L] int64, padded with 0."""
     ids = tokenizer(captions, padding="max_length", max_length=WINDOW, truncation=True, return_tensors="pt").input_ids
     if ids[:, -1].any():
@@ -42,7 +44,7 @@ class WindowCrossAttention:
 
     def __call__(
         self,
-        attn: nn.Module,
+        attn: WanAttention,
         hidden_states: Tensor,
         encoder_hidden_states: Tensor,
         attention_mask: None = None,

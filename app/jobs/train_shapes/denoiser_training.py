@@ -14,10 +14,12 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan, WanPipeline
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
 
 from app.jobs.train_shapes.checkpointing import Average, finite, load_state, rate_at, save_state
 from app.jobs.train_shapes.clips import draw_clips, seed_of
@@ -37,7 +39,7 @@ def encode_clips(
     vae: AutoencoderKLWan,
     recipe: DenoiserRecipe,
     seed: int,
-    tokenizer,
+    tokenizer: PreTrainedTokenizerFast,
     held_out: bool = False,
     clips: int | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -113,7 +115,7 @@ def hidden_matrices(model: Denoiser) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if p.ndim == 2 and not any(other in name for other in others)]
 
 
-def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict:
+def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict[str, Any]:
     """Trains up to `pace.steps` steps on latents of `out/vae`, resuming from `out/denoiser_state.pt`; writes the
     remaining folders of the checkpoint (fp16)."""
     on_gpu = device.type == "cuda"
@@ -186,7 +188,7 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
         losses.append(loss.detach())
         if pace.reports():
             print(
-                f"denoiser: step {step} of {pace.steps} loss {finite(loss.detach(), step):.4f} held-out {check_loss():.4f} "
+                f"denoiser: step {step} of {pace.steps} loss {finite(loss, step):.4f} held-out {check_loss():.4f} "
                 f"{pace.seconds_a_step * 1e3:.0f} ms a step",
                 flush=True,
             )
@@ -209,7 +211,7 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
     return report
 
 
-def export(model: Denoiser, tokenizer, out: Path) -> None:
+def export(model: nn.Module, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Writes transformer, text encoder, tokenizer, scheduler and model_index.json beside `out/vae`, fp16, as
     WanPipeline reads them."""
     half = copy.deepcopy(model).half()

@@ -11,6 +11,7 @@ import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from app.jobs.train_shapes.grammar import held_out_prompts
 from app.jobs.train_shapes.layout import FRAMES, SIDE
 from app.jobs.train_shapes.reader import Reading, agrees, all_right, read
 from app.jobs.train_shapes.recipe import Recipe
+from app.jobs.train_shapes.scene import Scene
 from app.jobs.train_shapes.sheet import write_sheet
 from app.jobs.train_shapes.vae_training import held_out_psnr
 
@@ -44,7 +46,7 @@ def generate(pipeline: WanPipeline, prompts: list[str], steps: int, batch: int) 
     return np.concatenate(videos)
 
 
-def score(readings: list[Reading], prompts: list[tuple[str, object]]) -> dict:
+def score(readings: list[Reading], prompts: list[tuple[str, Scene]]) -> dict[str, Any]:
     """Shares of videos with an attribute right, and the prompts that went wrong."""
     agreements = [agrees(reading.scene, scene) for reading, (_, scene) in zip(readings, prompts, strict=True)]
     names = sorted({name for agreement in agreements for name in agreement})
@@ -64,13 +66,13 @@ def score(readings: list[Reading], prompts: list[tuple[str, object]]) -> dict:
     }
 
 
-def evaluate(out: Path, recipe: Recipe, seed: int, device: torch.device) -> dict:
+def evaluate(out: Path, recipe: Recipe, seed: int, device: torch.device) -> dict[str, Any]:
     """Judges the checkpoint in `out`; writes `out/evaluation.json` and `out/sheet.png`, returns the numbers."""
     pipeline = WanPipeline.from_pretrained(out, dtype=torch.float32).to(device)
     pipeline.set_progress_bar_config(disable=True)
     prompts = held_out_prompts(seed, recipe.evaluation_prompts)
     texts = [text for text, _ in prompts]
-    report: dict = {"prompts": len(prompts), "guidance": GUIDANCE, "device": device.type, "steps": {}}
+    report: dict[str, Any] = {"prompts": len(prompts), "guidance": GUIDANCE, "device": device.type, "steps": {}}
     for steps in recipe.evaluation_steps:
         started = time.monotonic()
         videos = generate(pipeline, texts, steps, batch=64 if device.type == "cuda" else 1)

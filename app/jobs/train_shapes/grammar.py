@@ -16,9 +16,10 @@ is a word of its own. Imports nothing heavy.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import replace
 
-from app.jobs.train_shapes.scene import BACKGROUNDS, COLOURS, Scene, Shape, draw_scene, unstate
+from app.jobs.train_shapes.scene import BACKGROUNDS, COLOURS, Scene, Shape, draw_scene, stated, unstate
 
 NOUNS = {
     "circle": ("circle", "ball", "disc"),
@@ -71,7 +72,7 @@ def _motion(shape: Shape, finite: bool, rng: random.Random, held_out: bool) -> s
         else [(v, d) for v in VERBS for d in DIRECTION_FORMS if (v, d) not in HELD_OUT_WORDINGS]
     )
     verb, direction_form = rng.choice(pairs)
-    words = [VERBS[verb][form], DIRECTION_FORMS[direction_form][shape.direction]]
+    words = [VERBS[verb][form], DIRECTION_FORMS[direction_form][stated(shape.direction, "direction")]]
     if shape.speed is not None:
         words.insert(rng.choice((1, 2)), rng.choice(SPEED_WORDS[shape.speed]))
     return " ".join(words)
@@ -79,9 +80,11 @@ def _motion(shape: Shape, finite: bool, rng: random.Random, held_out: bool) -> s
 
 def _clause(shape: Shape, finite: bool, rng: random.Random, held_out: bool) -> str:
     adjectives = [] if shape.size is None else [rng.choice(SIZE_WORDS[shape.size])]
-    adjectives.append(rng.choice(COLOUR_WORDS[shape.colour]))
+    adjectives.append(rng.choice(COLOUR_WORDS[stated(shape.colour, "colour")]))
     article = "an" if adjectives[0][0] in "aeiou" else "a"
-    return " ".join([article, *adjectives, rng.choice(NOUNS[shape.kind]), _motion(shape, finite, rng, held_out)])
+    return " ".join(
+        [article, *adjectives, rng.choice(NOUNS[stated(shape.kind, "kind")]), _motion(shape, finite, rng, held_out)]
+    )
 
 
 def caption(scene: Scene, rng: random.Random, held_out: bool = False) -> str:
@@ -151,7 +154,7 @@ def vocabulary() -> list[str]:
 
 def _meanings() -> dict[str, tuple[str, str]]:
     """word -> (attribute, value); words without an entry carry no meaning of their own."""
-    tables = {
+    tables: dict[str, Mapping[str, tuple[str, ...]]] = {
         "kind": NOUNS,
         "colour": COLOUR_WORDS,
         "background": BACKGROUND_WORDS,
@@ -179,7 +182,7 @@ def parse(text: str) -> Scene:
     meanings, known = _meanings(), set(vocabulary())
     shapes: list[dict[str, str]] = []
     pending: dict[str, str] = {}  # adjectives before their noun
-    ground: dict[str, str] = {}
+    ground: dict[str, str | None] = {}
     in_pan = False
     for word in tokens(text):
         if word not in known:

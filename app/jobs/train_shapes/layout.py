@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from app.jobs.train_shapes.scene import BACKGROUNDS, COLOURS, KINDS, TEXTURES, Scene
+from app.jobs.train_shapes.scene import BACKGROUNDS, COLOURS, KINDS, TEXTURES, Scene, Shape, stated
 
 FRAMES = 17
 SIDE = 128
@@ -37,6 +37,10 @@ class Layout:
     pan: np.ndarray  # [N] float32 px a frame
 
 
+def _travel(shape: Shape) -> float:
+    return 0.0 if shape.direction == "still" else TRAVEL[stated(shape.speed, "speed")]
+
+
 def place(scenes: list[Scene], rng: np.random.Generator) -> Layout:
     """Random places for fully stated scenes: inside the frame, and two shapes never over each other.
 
@@ -47,8 +51,12 @@ def place(scenes: list[Scene], rng: np.random.Generator) -> Layout:
     rgb, travel = np.zeros((n, 2, 3), np.float32), np.zeros((n, 2, 2), np.float32)
     for i, scene in enumerate(scenes):
         for s, shape in enumerate(scene.shapes):
-            kind[i, s], rgb[i, s], radius[i, s] = KINDS.index(shape.kind), COLOURS[shape.colour], RADIUS[shape.size]
-            travel[i, s] = np.multiply(STEP[shape.direction], TRAVEL.get(shape.speed, 0.0))
+            kind[i, s], rgb[i, s], radius[i, s] = (
+                KINDS.index(stated(shape.kind, "kind")),
+                COLOURS[stated(shape.colour, "colour")],
+                RADIUS[stated(shape.size, "size")],
+            )
+            travel[i, s] = np.multiply(STEP[stated(shape.direction, "direction")], _travel(shape))
     radius *= rng.uniform(0.94, 1.06, radius.shape).astype(np.float32)
     travel *= rng.uniform(0.9, 1.1, (n, 2, 1)).astype(np.float32)
     reach = MARGIN + OUTREACH * radius[..., None] + np.abs(travel) / 2  # [N, S, 2]
@@ -67,8 +75,8 @@ def place(scenes: list[Scene], rng: np.random.Generator) -> Layout:
         rgb=rgb,
         radius=radius,
         centre=centre.astype(np.float32),
-        ground=np.array([BACKGROUNDS[scene.background] for scene in scenes], np.float32),
-        texture=np.array([TEXTURES.index(scene.texture) for scene in scenes], np.int64),
+        ground=np.array([BACKGROUNDS[stated(scene.background, "background")] for scene in scenes], np.float32),
+        texture=np.array([TEXTURES.index(stated(scene.texture, "texture")) for scene in scenes], np.int64),
         phase=rng.uniform(0, SIDE, n).astype(np.float32),
-        pan=np.array([PAN_PX[scene.pan] for scene in scenes], np.float32),
+        pan=np.array([PAN_PX[stated(scene.pan, "pan")] for scene in scenes], np.float32),
     )

@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self) -> None:
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # a closure has no use here
         for group in self.param_groups:
             same_shape = defaultdict(list)
             for parameter in group["params"]:

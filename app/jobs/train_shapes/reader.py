@@ -47,7 +47,7 @@ def read(frames: np.ndarray) -> Reading:
     edge = np.concatenate([frames[:, :EDGE_ROWS], frames[:, -EDGE_ROWS:]], axis=1)
     columns = np.median(edge, axis=1)  # [T, W, 3]
     background = min(BACKGROUNDS, key=lambda name: float(np.linalg.norm(columns.mean((0, 1)) - BACKGROUNDS[name])))
-    texture, pan = _texture(columns.mean(-1), np.mean(BACKGROUNDS[background]))
+    texture, pan = _texture(columns.mean(-1), float(np.mean(BACKGROUNDS[background])))
     masks = _masks(frames, columns)
     shapes, drifts = [], []
     for colour, mask in masks.items():

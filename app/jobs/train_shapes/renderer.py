@@ -6,6 +6,7 @@ Axes: N clips, C = 3 channels, T frames, H = W = 128. Pixels are float32 in [-1,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -72,7 +73,7 @@ def draw(
     return image.clamp(0, 1) * 2 - 1
 
 
-def render(layout: Layout, device: torch.device | str = "cpu", drawing=draw) -> Tensor:
+def render(layout: Layout, device: torch.device | str = "cpu", drawing: Callable[..., Tensor] = draw) -> Tensor:
     """`layout` -> [N, 3, T, H, W] float32 in [-1, 1] on `device`; `drawing` may be a compiled `draw`."""
     return drawing(
         **{name: torch.from_numpy(value).to(device, non_blocking=True) for name, value in vars(layout).items()}

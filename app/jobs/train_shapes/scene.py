@@ -44,6 +44,13 @@ def _check(owner: str, name: str, value: str | None, allowed: tuple[str, ...]) -
         )
 
 
+def stated(value: str | None, name: str) -> str:
+    """`value`, which the caller must draw or say; raises when it is unstated."""
+    if value is None:
+        raise ValueError(f"{name}: got None (unstated), but it must be drawn or said; state it in the scene")
+    return value
+
+
 @dataclass(frozen=True)
 class Shape:
     """One moving shape. `speed` is None for a shape that is still."""
@@ -96,7 +103,7 @@ class Scene:
 
 
 def is_held_out(shape: Shape) -> bool:
-    """True for the about one in ten of the 240 (colour, kind, direction) triples that no training clip shows."""
+    """True for the about one in twelve of the 240 (colour, kind, direction) triples that no training clip shows."""
     return zlib.crc32(f"{shape.colour} {shape.kind} {shape.direction}".encode()) % 10 == 0
 
 
@@ -153,7 +160,7 @@ def opposites(scene: Scene, rng: random.Random) -> dict[str, Scene]:
         return replace(scene, shapes=(replace(first, **changes), *rest))
 
     taken = {shape.colour for shape in scene.shapes}
-    direction = OPPOSITE_DIRECTION.get(first.direction) or rng.choice(DIRECTIONS[:4])
+    direction = OPPOSITE_DIRECTION.get(stated(first.direction, "direction")) or rng.choice(DIRECTIONS[:4])
     found = {
         "colour": with_first(colour=rng.choice([colour for colour in COLOURS if colour not in taken])),
         "kind": with_first(kind=rng.choice([kind for kind in KINDS if kind != first.kind])),

@@ -24,6 +24,8 @@ def write_sheet(path: Path, prompts: list[str], videos: np.ndarray) -> None:
         left, top = (i % COLUMNS) * width, (i // COLUMNS) * height
         pen.text((left + 2, top + 1), "\n".join(textwrap.wrap(prompt, 78)[:2]), fill="black")
         for k, frame in enumerate(SHOWN):
-            tile = Image.fromarray((video[frame] * 255).round().astype(np.uint8)).resize((TILE, TILE), Image.LANCZOS)
+            tile = Image.fromarray((video[frame] * 255).round().astype(np.uint8)).resize(
+                (TILE, TILE), Image.Resampling.LANCZOS
+            )
             sheet.paste(tile, (left + k * TILE, top + TEXT_ROW))
     sheet.save(path, optimize=True)  # in full colour: a palette of 256 turned small purple shapes gray

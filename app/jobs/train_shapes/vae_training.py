@@ -12,6 +12,7 @@ import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKLWan
@@ -51,7 +52,7 @@ def hidden_convolutions(vae: AutoencoderKLWan) -> list[nn.Parameter]:
     ]
 
 
-def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict:
+def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pace: Pace) -> dict[str, Any]:
     """Trains up to `pace.steps` steps, resuming from `out/vae_state.pt`; writes `out/vae` (fp16) and returns the
     measured numbers."""
     torch.manual_seed(seed_of(seed, "vae weights"))
@@ -103,6 +104,7 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
             latents = mean + noise * torch.exp(0.5 * log_variance)
             reconstruction = whole.decode(latents)
         loss, squared = reconstruction_loss(reconstruction, clip)
+        squared = squared.detach()
         loss = loss + recipe.kl_weight * 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
         set_rate(optimizers, recipe.rate * rate_at(step, pace.steps, recipe.warmup))
         vae.zero_grad(set_to_none=True)
@@ -114,7 +116,7 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
         losses.append(loss.detach())
         if pace.reports():
             print(
-                f"vae: step {step} of {pace.steps} loss {finite(loss.detach(), step):.4f} psnr {psnr(float(squared.detach())):.2f} dB "
+                f"vae: step {step} of {pace.steps} loss {finite(loss, step):.4f} psnr {psnr(float(squared)):.2f} dB "
                 f"{pace.seconds_a_step * 1e3:.0f} ms a step",
                 flush=True,
             )

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from diffusers import AutoencoderKLWan
+from diffusers.models.autoencoders.autoencoder_kl_wan import WanMidBlock, WanResample, WanResidualBlock
 from torch import Tensor, nn
 
 
@@ -75,12 +76,12 @@ class WholeClip:
     def _convolve(padded: Tensor, conv: nn.Conv3d) -> Tensor:
         return F.conv3d(padded, conv.weight, conv.bias, padding=(0, 1, 1))  # time is padded already
 
-    def _residual(self, x: Tensor, block: nn.Module) -> Tensor:
+    def _residual(self, x: Tensor, block: WanResidualBlock) -> Tensor:
         h = self._convolve(self.norm(x, block.norm1.gamma), block.conv1)
         h = self._convolve(self.norm(h, block.norm2.gamma), block.conv2)
         return h + block.conv_shortcut(x)
 
-    def _middle(self, x: Tensor, block: nn.Module) -> Tensor:
+    def _middle(self, x: Tensor, block: WanMidBlock) -> Tensor:
         x = self._residual(x, block.resnets[0])
         for attention, residual in zip(block.attentions, block.resnets[1:], strict=True):
             x = self._residual(attention(x), residual)
@@ -92,13 +93,13 @@ class WholeClip:
         x = layer(x.permute(0, 2, 1, 3, 4).reshape(n * t, c, h, w))
         return x.view(n, t, *x.shape[1:]).permute(0, 2, 1, 3, 4)
 
-    def _down(self, x: Tensor, layer: nn.Module) -> Tensor:
+    def _down(self, x: Tensor, layer: WanResample) -> Tensor:
         x = self._each_frame(x, layer.resample)
         if layer.mode == "downsample3d" and x.shape[2] > 1:
             x = torch.cat([x[:, :, :1], layer.time_conv(x)], dim=2)
         return x
 
-    def _up(self, x: Tensor, layer: nn.Module) -> Tensor:
+    def _up(self, x: Tensor, layer: WanResample) -> Tensor:
         if layer.mode == "upsample3d" and x.shape[2] > 1:
             n, c, t, h, w = x.shape
             pairs = layer.time_conv(x[:, :, 1:]).view(n, 2, c, t - 1, h, w)
