@@ -123,7 +123,8 @@ Gone = Callable[[Entry, str], None]
 class BlobStore:
     """One process's entries under one folder.  Safe to use from any thread.
 
-    root: made if absent.  budget_bytes: of everything below it.  gone: called without the lock held.
+    root: made if absent.  budget_bytes: of everything below it.  max_entries: ready ones; None: as many as fit.
+    gone: called without the lock held.
     Raises StoreError when another process owns the folder or it cannot be written.  `load` must run before `put`.
     """
 
@@ -132,9 +133,10 @@ class BlobStore:
         root: Path,
         budget_bytes: int,
         gone: Gone = lambda entry, reason: None,
+        max_entries: int | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.root, self.budget_bytes = root, budget_bytes
+        self.root, self.budget_bytes, self.max_entries = root, budget_bytes, max_entries
         self._gone, self._clock = gone, clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[EntryKey, Entry] = OrderedDict()
@@ -189,16 +191,16 @@ class BlobStore:
                 self._bytes += _disk_bytes(folder)
                 self._to_quarantine(folder)
                 continue
+            older = self.get(entry.key)
+            if older is not None and older.created >= entry.created:
+                self._discard(folder)  # a writer died between publishing a newer one and removing this
+                continue
             with self._lock:
-                older = self._entries.get(entry.key)
-                if older is not None and older.created >= entry.created:
-                    older, entry = entry, older  # a writer died between publishing and removing what it replaced
-                if older is not None:
-                    self._entries.pop(entry.key, None)
-                    self._discard(older.folder)
-                else:
-                    self._bytes += entry.disk_bytes
+                self._bytes += entry.disk_bytes
+                self._entries.pop(entry.key, None)
                 self._enter(entry)
+            if older is not None:
+                self._drop(older, "replaced")
             yield entry
         self._make_room(0)
 
@@ -253,12 +255,12 @@ class BlobStore:
             self._drop(older, "replaced")
         return entry
 
-    def read(self, key: EntryKey, *names: str) -> dict[str, bytes]:
-        """The named blobs, checked; all of them when none is named.  Counts as a use.
+    def read(self, key: EntryKey, *names: str, use: bool = True) -> dict[str, bytes]:
+        """The named blobs, checked; all of them when none is named.  Counts as a use unless `use` is False.
 
         Raises BlobMissing; BlobCorrupt after moving the entry to quarantine.
         """
-        with self._lease(key) as entry:
+        with self._lease(key, use) as entry:
             blobs = {}
             try:
                 manifest = json.loads((entry.folder / "manifest.json").read_bytes())["blobs"]
@@ -271,8 +273,9 @@ class BlobStore:
                     raise BlobMissing(key, "blob_missing") from error  # removed while it was read
                 self._quarantine(entry)
                 raise BlobCorrupt(key, str(error)) from error
-        with suppress(FileNotFoundError):  # removed since
-            os.utime(entry.folder, (self._clock(), self._clock()))  # the order of use survives a restart
+        if use:
+            with suppress(FileNotFoundError):  # removed since
+                os.utime(entry.folder, (self._clock(), self._clock()))  # the order of use survives a restart
         return blobs
 
     def get(self, key: EntryKey) -> Entry | None:
@@ -293,9 +296,15 @@ class BlobStore:
             self._drop(entry, reason)
         return entry
 
+    def condemn(self, key: EntryKey) -> None:
+        """Quarantine an entry whose blobs are what was saved, but not what they should be."""
+        entry = self.get(key)
+        if entry is not None:
+            self._quarantine(entry)
+
     def pin(self, key: EntryKey, pin: Pin | None) -> Entry:
         """Set or take away an entry's pin.  Raises BlobMissing."""
-        with self._lease(key) as entry:
+        with self._lease(key, use=False) as entry:
             place = entry.folder / "pin.json"
             if pin is None:
                 place.unlink(missing_ok=True)
@@ -333,7 +342,7 @@ class BlobStore:
     # --- inside ----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _lease(self, key: EntryKey) -> Iterator[Entry]:
+    def _lease(self, key: EntryKey, use: bool) -> Iterator[Entry]:
         """While it lasts the entry is no victim of eviction."""
         with self._lock:
             entry = self._entries.get(key)
@@ -341,7 +350,8 @@ class BlobStore:
                 raise BlobMissing(key, "blob_missing")
             if entry.expires is not None and entry.expires <= self._clock() and not self._is_pinned(entry):
                 raise BlobMissing(key, "expired")
-            self._entries.move_to_end(key)
+            if use:
+                self._entries.move_to_end(key)
             self._readers[key] = self._readers.get(key, 0) + 1
         try:
             yield entry
@@ -358,7 +368,8 @@ class BlobStore:
         self.sweep()
         while True:
             with self._lock:
-                if self._bytes + size <= self.budget_bytes:
+                full = self.max_entries is not None and len(self._entries) + bool(size) > self.max_entries
+                if self._bytes + size <= self.budget_bytes and not full:
                     self._bytes += size
                     return
                 victim = next((e for e in self._entries.values() if self._may_go(e)), None)

@@ -155,10 +155,23 @@ def test_an_entry_being_read_is_not_evicted(tmp_path: Path) -> None:
     store = opened(tmp_path, 2 * SMALL)
     store.put(key("a"), fill(4), {})
     store.put(key("b"), fill(4), {})
-    with store._lease(key("a")):  # the window between look-up and load, held open
+    with store._lease(key("a"), use=True):  # the window between look-up and load, held open
         store.put(key("c"), fill(4), {})
         store.put(key("d"), fill(4), {})
         assert {entry.key.name for entry in store.entries()} == {"a", "d"}
+
+
+def test_the_number_of_entries_is_bounded_too(tmp_path: Path) -> None:
+    store = opened(tmp_path, max_entries=2)
+    for name in "abc":
+        store.put(key(name), fill(4), {})
+    assert [entry.key.name for entry in store.entries()] == ["b", "c"]
+    store.read(key("b"), use=False)
+    store.put(key("d"), fill(4), {})
+    assert [entry.key.name for entry in store.entries()] == ["c", "d"]
+    store.condemn(key("c"))
+    assert [entry.key.name for entry in store.entries()] == ["d"]
+    assert len(list((tmp_path / "quarantine").iterdir())) == 1
 
 
 def test_time_to_live(tmp_path: Path) -> None:
