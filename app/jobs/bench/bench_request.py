@@ -12,7 +12,7 @@ from app.planning.video_plan import video_plan
 from deployments.gang.conductor import Listener, Submission
 from deployments.plan import Branch, Plan
 from deployments.wan.checkpoint import WanCheckpoint
-from deployments.wan.solver import SolverSpec
+from deployments.wan.solver_spec import SolverSpec
 from deployments.wan.video_task import VideoTask
 
 
