@@ -51,8 +51,11 @@ class StepTime:
 class ChunkInputs:
     """What the passes of one chunk share on a stage."""
 
-    camera: Tensor
-    """[1, L, D] in the stage's dtype."""
+    views: tuple[tuple[Tensor, Tensor], ...]
+    """What the camera does to each local block's stream: factor and offset, [1, L, D] in the stage's dtype.
+
+    Computed once a chunk: they are a quarter of a block's products and the same in all five passes.
+    """
     rotary: Tensor
     """[L, 1, E / 2] complex128, of this chunk's absolute frames."""
     grid: tuple[int, int, int]
@@ -102,33 +105,40 @@ class Block(nn.Module):
         self.cam_scale_layer, self.cam_shift_layer = nn.Linear(d, d), nn.Linear(d, d)
 
     def forward(
-        self, x: Tensor, modulation: Tensor, chunk: ChunkInputs, text: tuple[Tensor, Tensor], kv: LayerKV
+        self,
+        x: Tensor,
+        modulation: Tensor,
+        rotary: Tensor,
+        view: tuple[Tensor, Tensor],
+        text: tuple[Tensor, Tensor],
+        kv: LayerKV,
     ) -> Tensor:
         """x: [1, L, D] fp32.  modulation: [1, 1, 6, D] fp32.  Returns [1, L, D] fp32."""
         shift, scale, gate, ffn_shift, ffn_scale, ffn_gate = (self.modulation.unsqueeze(1) + modulation).unbind(2)
-        query, window_key, window_value = self._write_kv(x, shift, scale, chunk, kv)
+        query, window_key, window_value = self._write_kv(x, shift, scale, rotary, kv)
         x = x + gate * self.self_attn.attend(query, window_key, window_value)
-        x = self._see(x, chunk.camera)
-        x = x + self._read(self.norm3(x).to(chunk.camera.dtype), text)
-        normed = (self._normed(x) * (1 + ffn_scale) + ffn_shift).to(chunk.camera.dtype)
+        x = view[0] * x + view[1]
+        x = x + self._read(self.norm3(x).to(query.dtype), text)
+        normed = (self._normed(x) * (1 + ffn_scale) + ffn_shift).to(query.dtype)
         return x + ffn_gate * self.ffn(normed)
 
-    def write_kv(self, x: Tensor, modulation: Tensor, chunk: ChunkInputs, kv: LayerKV) -> None:
+    def view(self, camera: Tensor) -> tuple[Tensor, Tensor]:
+        """Factor and offset [1, L, D] of the camera embedding [1, L, D]."""
+        h = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(camera))) + camera
+        return 1 + self.cam_scale_layer(h), self.cam_shift_layer(h)
+
+    def write_kv(self, x: Tensor, modulation: Tensor, rotary: Tensor, kv: LayerKV) -> None:
         """Only this block's keys and values: all that the last block of a clean pass is for."""
         shift, scale = (self.modulation.unsqueeze(1) + modulation).unbind(2)[:2]
-        self._write_kv(x, shift, scale, chunk, kv)
+        self._write_kv(x, shift, scale, rotary, kv)
 
     def _write_kv(
-        self, x: Tensor, shift: Tensor, scale: Tensor, chunk: ChunkInputs, kv: LayerKV
+        self, x: Tensor, shift: Tensor, scale: Tensor, rotary: Tensor, kv: LayerKV
     ) -> tuple[Tensor, Tensor, Tensor]:
-        h = (self._normed(x) * (1 + scale) + shift).to(chunk.camera.dtype)
-        query = rotate(self.self_attn.query(h), chunk.rotary).to(h.dtype)
-        key = rotate(self.self_attn.key(h), chunk.rotary).to(h.dtype)
+        h = (self._normed(x) * (1 + scale) + shift).to(self.self_attn.q.weight.dtype)
+        query = rotate(self.self_attn.query(h), rotary).to(h.dtype)
+        key = rotate(self.self_attn.key(h), rotary).to(h.dtype)
         return query, *kv.ring.write(kv.layer, key, self.self_attn.value(h))
-
-    def _see(self, x: Tensor, camera: Tensor) -> Tensor:
-        h = self.cam_injector_layer2(F.silu(self.cam_injector_layer1(camera))) + camera
-        return (1 + self.cam_scale_layer(h)) * x + self.cam_shift_layer(h)
 
     def _read(self, h: Tensor, text: tuple[Tensor, Tensor]) -> Tensor:
         return self.cross_attn.attend(self.cross_attn.query(h).to(h.dtype), *text)
@@ -227,7 +237,7 @@ class WorldStage(nn.Module):
         p = self.patch_embedding_wancamctrl(tokens)
         p = p + self.c2ws_hidden_states_layer2(F.silu(self.c2ws_hidden_states_layer1(p)))
         grid = (frames, height // PATCH[1], width // PATCH[2])
-        return ChunkInputs(p, rotary.to(self.device), grid)
+        return ChunkInputs(tuple(block.view(p) for block in self.local_blocks), rotary.to(self.device), grid)
 
     def embed(self, latents: Tensor, condition: Tensor) -> Tensor:
         """First stage.  latents: [1, C, c, h, w].  condition: [1, in_dim - C, c, h, w], mask first.  [1, L, D] fp32."""
@@ -237,7 +247,7 @@ class WorldStage(nn.Module):
     def forward(self, hidden: Tensor, time: StepTime, chunk: ChunkInputs, text: TextKV, ring: KVRing) -> Tensor:
         """hidden: [1, L, D] fp32.  Returns the same, or on the last stage the flow [1, C, c, h, w] fp32."""
         for layer, (block, kv) in enumerate(zip(self.local_blocks, text, strict=True)):
-            hidden = block(hidden, time.modulation, chunk, kv, LayerKV(ring, layer))
+            hidden = block(hidden, time.modulation, chunk.rotary, chunk.views[layer], kv, LayerKV(ring, layer))
         return self.head(hidden, time.embedding, chunk.grid) if self.last else hidden
 
     def write_kv(self, hidden: Tensor, time: StepTime, chunk: ChunkInputs, text: TextKV, ring: KVRing) -> Tensor | None:
@@ -247,8 +257,9 @@ class WorldStage(nn.Module):
         """
         blocks = self.local_blocks
         for layer, block in enumerate(blocks[:-1] if self.last else blocks):
-            hidden = block(hidden, time.modulation, chunk, text[layer], LayerKV(ring, layer))
+            view, kv = chunk.views[layer], LayerKV(ring, layer)
+            hidden = block(hidden, time.modulation, chunk.rotary, view, text[layer], kv)
         if not self.last:
             return hidden
-        blocks[-1].write_kv(hidden, time.modulation, chunk, LayerKV(ring, len(blocks) - 1))
+        blocks[-1].write_kv(hidden, time.modulation, chunk.rotary, LayerKV(ring, len(blocks) - 1))
         return None
