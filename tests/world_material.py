@@ -1,0 +1,45 @@
+"""The material of one world key, for tests that change one item of it."""
+
+from __future__ import annotations
+
+from cache_actors.keys import WorldMaterial
+
+MATERIAL = WorldMaterial(
+    transformer="a" * 64,
+    vae="b" * 64,
+    text_encoder="c" * 64,
+    adapters=(),
+    quantization="none",
+    timesteps=(999, 978, 947, 825),
+    sigma_x0=(0.999899924, 0.978971004, 0.947908878, 0.825852573),
+    sigma_noise=(0.978829563, 0.947693050, 0.825192571),
+    clean_pass=True,
+    chunk=3,
+    window=-1,
+    sink=0,
+    height=464,
+    width=832,
+    weight_dtype="bfloat16",
+    residual_dtype="float32",
+    kv_dtype="bfloat16",
+    vae_dtype="bfloat16",
+    attention="sdpa",
+    compiled=False,
+    sequence_parallel=1,
+    tensor_parallel=1,
+    device="NVIDIA H200",
+    software="torch 2.13.0",
+    image="d" * 64,
+    resize="bicubic",
+    prompt="a room",
+    max_prompt_tokens=512,
+    seed=1,
+    noise_version=1,
+    camera_version=1,
+    controls_version=1,
+    move_step=0.05,
+    turn_step=2.0,
+    pitch_limit=85.0,
+    translation_scale=3.0,
+    intrinsics=(416.0, 416.0, 416.0, 240.0),
+)
