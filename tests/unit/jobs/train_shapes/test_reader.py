@@ -7,7 +7,7 @@ from app.jobs.train_shapes.clips import draw_clips
 from app.jobs.train_shapes.reader import agrees, all_right, read
 from app.jobs.train_shapes.scene import Scene, Shape
 
-CLIPS = 48
+CLIPS = 24
 
 
 def frames_of(clip: object) -> np.ndarray:
@@ -15,7 +15,7 @@ def frames_of(clip: object) -> np.ndarray:
 
 
 def test_drawn_clips_are_read_right():
-    """The reader must reach 99 %, which of 48 clips means all; 1,000 clips are read by the slow test below."""
+    """The reader must reach 99 %, which of 24 clips means all; 1,000 clips are read by the slow test below."""
     scenes, clips = draw_clips(CLIPS, 21, "cpu")
     for scene, clip in zip(scenes, clips, strict=True):
         reading = read(frames_of(clip))
