@@ -96,9 +96,7 @@ class PairedRuns:
         clip = self._clip
         began = time.perf_counter()
         plan = clip.plan(self._checkpoint, self._pp, self._cfg, reuse)
-        text = self._encoder.encode(
-            video.prompt, clip.negative_prompt, clip.max_sequence_length
-        )
+        text = self._encoder.encode(video.prompt, clip.negative_prompt, clip.max_sequence_length)
         encoded = time.perf_counter()
         result = self._gang.run(clip.task(self._checkpoint, video.name, video.seed, plan), text)
         denoised = time.perf_counter()

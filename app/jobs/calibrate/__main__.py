@@ -11,16 +11,18 @@ import os
 from pathlib import Path
 
 from app.jobs.calibrate.calibration import STAGES, Calibration
+from app.jobs.calibrate.collect import PIPELINES
 from app.jobs.calibrate.settings import CalibrationSettings, keep_settings
 from app.jobs.clip_settings import ClipSettings
 from app.jobs.prompt_set import PromptSet
 from app.jobs.provenance import provenance
+from deployments.stage_cache.profile import topology_name
 from deployments.stage_cache.skip_schedule import SkipLimits
 from deployments.stage_cache.variant import refuse_unsupported
 from deployments.wan.checkpoint import open_checkpoint
 from deployments.wan.checkpoint_files import read_json
 
-TOPOLOGIES = ((1, 1), (1, 2), (2, 1), (2, 2))
+TOPOLOGIES = {topology_name(pp, cfg): (pp, cfg) for pp in PIPELINES for cfg in (1, 2)}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -56,6 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
         ),
         hits=tuple(options.hits),
         sweep_videos=options.sweep_videos,
+        sweep_stride=options.sweep_stride,
         masks=options.masks,
         swap_videos=options.swap_videos,
         swap_trials=options.swap_trials,
@@ -71,7 +74,9 @@ def main(arguments: list[str] | None = None) -> None:
     if "search" in wanted:
         calibration.search()
     if "gates" in wanted:
-        status = calibration.gates(TOPOLOGIES, provenance(settings.on_gpu, options.source_commit))
+        status = calibration.gates(
+            [TOPOLOGIES[name] for name in options.topologies], provenance(settings.on_gpu, options.source_commit)
+        )
         print(f"{options.out}/profile: {status.value if status else 'topologies are missing'} once frozen", flush=True)
 
 
@@ -105,10 +110,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--cooldown", type=int, default=8, help="last steps that are full")
     add("--hits", type=int, nargs="+", default=[8, 9, 10], help="numbers of reused steps to try")
     add("--sweep-videos", type=int, default=4)
+    add("--sweep-stride", type=int, default=1, help="2 sweeps every other step")
     add("--masks", type=int, default=20, help="random schedules that check the additive model")
     add("--swap-videos", type=int, default=8)
     add("--swap-trials", type=int, default=12)
     add("--timing-pairs", type=int, default=48, help="timed pairs in each topology")
+    add("--topologies", nargs="+", choices=tuple(TOPOLOGIES), default=tuple(TOPOLOGIES), help="time only these now")
     add("--source-commit", help="default: asked of git")
     return parser
 

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 
-from app.jobs.calibrate.calibration_gates import TimedTopology, time_topology, topology_results
+from app.jobs.calibrate.calibration_gates import topology_results
 from app.jobs.calibrate.candidate_run import CandidateRecord, CandidateRuns, LatencyModel, RunCached, hit_cost
 from app.jobs.calibrate.collect import PIPELINES, CollectVideo, VideoRows
 from app.jobs.calibrate.fits import Fits, draft_profile, fit_all, identity_of, read_rows
@@ -30,15 +30,16 @@ from app.jobs.calibrate.plots import plot_quality, plot_sensitivity
 from app.jobs.calibrate.schedule_search import ScheduleSearch, SearchOutcome, pick, within_margins
 from app.jobs.calibrate.served_seconds import OtherSeconds
 from app.jobs.calibrate.settings import CalibrationSettings
-from app.jobs.calibrate.studio import TEXTS, write_texts
-from app.jobs.calibrate.sweep import FIRST_SWEPT, Skip, SweepVideo, sensitivities
+from app.jobs.calibrate.studio import TEXTS, Studio, write_texts
+from app.jobs.calibrate.sweep import FIRST_SWEPT, Skip, SweepVideo, interpolated, sensitivities
 from app.jobs.calibrate.workers import Workers
 from app.jobs.provenance import Provenance
+from app.jobs.timed_topology import TimedTopology, time_topology
 from deployments.stage_cache.evidence import Evidence, Status, status_of
 from deployments.stage_cache.frozen_profile import CALIBRATION, PROFILE
 from deployments.stage_cache.gates import bootstrap_upper
 from deployments.stage_cache.predictor import Predictor
-from deployments.stage_cache.profile import Profile
+from deployments.stage_cache.profile import Profile, topology_name
 from deployments.stage_cache.profile_parts import ModelIdentity
 from deployments.stage_cache.search import candidates
 from deployments.stage_cache.skip_schedule import Schedule
@@ -82,9 +83,13 @@ class Calibration:
         steps = settings.clip.num_inference_steps
         first = max(FIRST_SWEPT, settings.limits.min_anchors)
         predictor = fits.predictor(settings.predictor, 1, 0, Schedule(steps))
-        have = {(skip.prompt, skip.seed) for skip in self._rows("skips.jsonl", Skip)}
-        todo = [video for video in settings.videos()[: settings.sweep_videos] if tuple(video) not in have]
-        tasks = [SweepVideo(video, tuple(range(first, steps)), predictor) for video in todo]
+        have = {(skip.prompt, skip.seed, skip.step) for skip in self._rows("skips.jsonl", Skip)}
+        tasks = []
+        for video in settings.videos()[: settings.sweep_videos]:
+            todo = [s for s in range(first, steps, settings.sweep_stride) if (*video, s) not in have]
+            # A part costs a native run of its own; early steps cost more than late ones, so parts take turns.
+            parts = -(-self._count // settings.sweep_videos)
+            tasks += [SweepVideo(video, tuple(todo[k::parts]), predictor) for k in range(parts) if todo[k::parts]]
         with self._workers() as workers, (self._run / "skips.jsonl").open("a") as file:
             for _, skips in workers.map(tasks, "sweep"):
                 file.write("".join(skip.model_dump_json() + "\n" for skip in skips))
@@ -97,7 +102,8 @@ class Calibration:
         settings, fits = self._settings, self._fits()
         rows = read_rows(self._run / "rows.jsonl")
         allowed = candidates(settings.clip.num_inference_steps, settings.limits)
-        sensitivity = {s: e for s, e in sensitivities(self._rows("skips.jsonl", Skip)).items() if s in allowed}
+        swept = interpolated(sensitivities(self._rows("skips.jsonl", Skip)))
+        sensitivity = {step: error for step, error in swept.items() if step in allowed}
         with self._workers() as workers:
             latency = self._latency(workers, rows, fits, sensitivity)
             runs = CandidateRuns(workers, latency)
@@ -140,8 +146,11 @@ class Calibration:
         profile = self.draft()
         timed = {row.topology: row for row in self._rows("timed.jsonl", TimedTopology)}
         for pp, cfg in topologies:
-            if f"pp{pp}-cfg{cfg}" not in timed:
-                row = time_topology(self._settings, self._run, profile, pp, cfg)
+            if topology_name(pp, cfg) not in timed:
+                videos = self._settings.videos()[: self._settings.timing_pairs]
+                reuse = profile.planned(self._fits().changes).schedule.reuse
+                studio = Studio(self._settings.studio(self._run), 0)
+                row = time_topology(studio, videos, profile, reuse, (pp, cfg), self._count)
                 timed[row.topology] = row
                 with (self._run / "timed.jsonl").open("a") as file:
                     file.write(row.model_dump_json() + "\n")
@@ -154,7 +163,7 @@ class Calibration:
             profile_sha256=profile.digest,
             prompts_sha256=self._settings.prompts.digest,
             seeds=self._settings.prompts.seeds,
-            topologies=topology_results(profile, finals, list(timed.values())),
+            topologies=topology_results(profile, {pp: r.videos for pp, r in finals.items()}, timed),
             **where.model_dump(),
         )
         self._write_folder(profile, evidence, list(timed.values()))

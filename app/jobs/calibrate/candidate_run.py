@@ -43,6 +43,8 @@ class RunCached:
     schedule: Schedule
     predictors: tuple[Predictor, ...]
     limits: tuple[ErrorLimits, ...]
+    keep: bool = False
+    """Keep the latents beside the native ones, for the gangs to be compared with."""
 
     def __call__(self, studio: Studio) -> CachedVideo:
         """See the class."""
@@ -51,6 +53,8 @@ class RunCached:
         cached = CachedRunner(chain, prepared, self.schedule, self.predictors, self.limits, studio.device)
         run = chain.run(prepared, self.video.seed, cached.runner, cached.before_step)
         quality = compare(self.video, studio.native(self.video), (studio.decode(run.latents), run.latents))
+        if self.keep:
+            studio.save_cached(self.video, pp, run.latents)
         seconds = list(enumerate(run.step_seconds))
         return CachedVideo(
             quality=quality,
@@ -112,7 +116,7 @@ class CandidateRuns:
     ) -> CandidateRecord:
         """Run the videos and record the outcome.  limits: None leaves the guards off."""
         allowed = limits or tuple({} for _ in predictors)
-        tasks = [RunCached(video, schedule, predictors, allowed) for video in videos]
+        tasks = [RunCached(video, schedule, predictors, allowed, keep=purpose == "finalist") for video in videos]
         runs = self._workers.all(tasks, f"{purpose} {name}")
         hits = Counter[tuple[int, str]]()
         for run in runs:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.jobs.calibrate.candidate_run import CandidateRecord
-from app.jobs.calibrate.sweep import Skip, sensitivities
+from app.jobs.calibrate.sweep import Skip, interpolated, sensitivities
 from deployments.stage_cache.gates import GATES
 
 
@@ -17,10 +17,11 @@ def plot_sensitivity(path: Path, skips: Sequence[Skip], chosen: Sequence[int]) -
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     axes.semilogy([s.step for s in skips], [max(s.temporal_error, 1e-6) for s in skips], ".", ms=3, color="0.7")
-    mean = sensitivities(list(skips))
+    mean = sensitivities(skips)
     axes.semilogy(list(mean), [max(error, 1e-6) for error in mean.values()], "-", color="C0", label="mean")
-    kept = [step for step in chosen if step in mean]
-    axes.semilogy(kept, [max(mean[step], 1e-6) for step in kept], "o", color="C3", label="reused by the profile")
+    line = interpolated(mean)
+    kept = [step for step in chosen if step in line]
+    axes.semilogy(kept, [max(line[step], 1e-6) for step in kept], "o", color="C3", label="reused by the profile")
     axes.set(xlabel="skipped step", ylabel="temporal error", title="One step reused, all others computed")
     axes.legend()
     figure.savefig(path, dpi=110)

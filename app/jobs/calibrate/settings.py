@@ -37,6 +37,9 @@ class CalibrationSettings(Closed):
     limits: SkipLimits
     hits: tuple[int, ...] = Field(min_length=1, description="Numbers of reused steps that the search tries.")
     sweep_videos: int = Field(ge=1)
+    sweep_stride: int = Field(
+        ge=1, description="1 sweeps every step; 2 every other, what lies between is interpolated."
+    )
     masks: int = Field(ge=3, description="Random schedules that check the additive model.")
     swap_videos: int = Field(ge=1)
     swap_trials: int = Field(ge=1, description="Schedules judged for each number of hits, the first choice included.")

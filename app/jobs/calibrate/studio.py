@@ -24,6 +24,7 @@ from deployments.wan.text_encoder import TextEncoder
 
 TEXTS = "texts.safetensors"
 NATIVE = "native"
+CACHED = "cached"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,16 @@ class Studio:
         folder.mkdir(exist_ok=True)
         save_file({"latents": latents.contiguous()}, folder / f"{video.name}.safetensors")
         np.save(folder / f"{video.name}.npy", frames)
+
+    def save_cached(self, video: Video, pp: int, latents: Tensor) -> None:
+        """Keep the cached latents of a video on `pp` stages; those of the last schedule that ran."""
+        folder = self.spec.run / f"{CACHED}-pp{pp}"
+        folder.mkdir(exist_ok=True)
+        save_file({"latents": latents.contiguous()}, folder / f"{video.name}.safetensors")
+
+    def cached(self, video: Video, pp: int) -> Tensor:
+        """What `save_cached` kept."""
+        return load_file(self.spec.run / f"{CACHED}-pp{pp}" / f"{video.name}.safetensors")["latents"]
 
     def native(self, video: Video) -> tuple[Frames, Tensor]:
         """Frames and latents that `save_native` kept."""

@@ -7,10 +7,11 @@ The native run keeps its solver states and residuals, so each skip starts at its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 from pydantic import Field
 from torch import Tensor
 
@@ -26,6 +27,8 @@ from deployments.wan.stage import RunBlocks
 
 FIRST_SWEPT = 2
 """Two full steps come first."""
+TINY = 1e-12
+"""Of an error of 0, so that it has a logarithm."""
 
 
 class Skip(Closed):
@@ -106,9 +109,17 @@ class _OneSkip:
         return lambda hidden, blocks: apply(hidden, self._kept[branch], self._weights[branch])
 
 
-def sensitivities(skips: list[Skip]) -> dict[int, float]:
-    """S_i: mean temporal error over the videos, the quantity of the gate, by step."""
+def sensitivities(skips: Sequence[Skip]) -> dict[int, float]:
+    """S_i: mean temporal error over the videos, the quantity of the gate, by swept step."""
     by_step: dict[int, list[float]] = {}
     for skip in skips:
         by_step.setdefault(skip.step, []).append(skip.temporal_error)
     return {step: sum(errors) / len(errors) for step, errors in sorted(by_step.items())}
+
+
+def interpolated(sensitivity: Mapping[int, float]) -> dict[int, float]:
+    """Every step from the first to the last swept one; between swept steps the logarithm goes in a straight line."""
+    steps = sorted(sensitivity)
+    logs = np.log([max(sensitivity[step], TINY) for step in steps])
+    every = range(steps[0], steps[-1] + 1)
+    return dict(zip(every, np.exp(np.interp(every, steps, logs)).tolist(), strict=True))
