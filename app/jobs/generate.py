@@ -39,6 +39,7 @@ from app.jobs.video_client import FINAL, Refused, Stopped, VideoClient
 from app.model_card import ModelCard
 
 POLL_S = 0.5
+LOG_EVERY_S = 10.0
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended."""
 PARAMS = (
@@ -156,7 +157,12 @@ def make_all(
     stop: set, it ends everything: jobs in flight are cancelled, lines not begun are left out of the result.
     """
     maker, entries = VideoMaker(client, manifest), []
-    with ThreadPoolExecutor(in_flight, thread_name_prefix="video") as pool, tqdm(total=len(lines), unit="video") as bar:
+    # A log, as of a Ray job, would get a line for each change.
+    every_s = 0.1 if sys.stderr.isatty() else LOG_EVERY_S
+    with (
+        ThreadPoolExecutor(in_flight, thread_name_prefix="video") as pool,
+        tqdm(total=len(lines), unit="video", mininterval=every_s) as bar,
+    ):
         futures: set[Future[Entry]] = {pool.submit(maker.make, line) for line in lines}
         while futures:
             done, futures = wait(futures, timeout=POLL_S, return_when=FIRST_COMPLETED)
@@ -171,9 +177,8 @@ def make_all(
             if stop.is_set():
                 for future in futures:
                     future.cancel()
-            bar.n = round(len(entries) + sum(list(maker.progress.values())) / 100, 2)
-            bar.set_postfix(failed=sum(entry.status != "completed" for entry in entries))
-            bar.refresh()
+            bar.set_postfix(failed=sum(entry.status != "completed" for entry in entries), refresh=False)
+            bar.update(round(len(entries) + sum(list(maker.progress.values())) / 100, 2) - bar.n)
     return entries
 
 
@@ -201,7 +206,7 @@ def _warn_of_a_passing_folder(out: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 when every line has its video, 1 when some have not, 2 if nothing could begin, 130 after Ctrl-C."""
+    """Exit status: 0 when every line has its video, 1 when not, 2 when nothing could begin, 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m app.jobs.generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
