@@ -32,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     settings = acceptable.settings
     schedule = acceptable.profile.planned(timestep_changes(checkpoint, settings.clip, settings.signal)).schedule
     spec = StudioSpec(source, settings.revision, settings.dtype, settings.on_gpu, settings.clip, options.out)
-    run = Acceptance(acceptable, schedule, spec, options.folder, options.workers, options.timing_pairs)
+    run = Acceptance(
+        acceptable, schedule, spec, options.folder, options.workers, options.timing_pairs, options.decoder_threads
+    )
     quality = run.quality()
     profile = acceptable.profile
     topologies = [(len(part.stages), cfg) for part in profile.partitions for cfg in profile.cfg]
@@ -61,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         help="pairs timed in each topology; with fewer than all, quality is that of the same split in one process, "
         "and every timed pair has to be equal to it bit for bit",
     )
+    parser.add_argument("--decoder-threads", type=int, default=os.cpu_count() or 1, help="of timed requests on a CPU")
     parser.add_argument("--topologies", nargs="+", help="time only these now, pp1-cfg1 for instance; default: all")
     parser.add_argument("--source-commit", help="default: asked of git")
     return parser

@@ -84,9 +84,10 @@ class Acceptance:
         folder: Path,
         workers: int,
         timing_pairs: int,
+        decoder_threads: int,
     ) -> None:
         self._what, self._schedule, self._spec, self._folder = acceptable, schedule, spec, folder
-        self._count, self._timing_pairs = workers, timing_pairs
+        self._count, self._timing_pairs, self._decoder_threads = workers, timing_pairs, decoder_threads
         self._out = spec.run
         self._out.mkdir(parents=True, exist_ok=True)
 
@@ -119,7 +120,8 @@ class Acceptance:
         for pp, cfg in topologies:
             if topology_name(pp, cfg) not in timed:
                 studio = Studio(self._spec, 0)
-                row = time_topology(studio, videos, self._what.profile, self._schedule.reuse, (pp, cfg), self._count)
+                reuse, threads = self._schedule.reuse, self._decoder_threads
+                row = time_topology(studio, videos, self._what.profile, reuse, (pp, cfg), threads)
                 timed[row.topology] = row
                 with path.open("a") as file:
                     file.write(row.model_dump_json() + "\n")

@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
         timing_pairs=options.timing_pairs,
     )
     keep_settings(options.out, settings)
-    calibration = Calibration(options.out, settings, options.workers)
+    calibration = Calibration(options.out, settings, options.workers, options.decoder_threads)
     wanted = STAGES if options.stage == "all" else (options.stage,)
     if "collect" in wanted:
         calibration.collect()
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--workers", type=int, default=os.cpu_count() or 1, help="processes; on GPUs one a card is usual")
+    add("--decoder-threads", type=int, default=os.cpu_count() or 1, help="of timed requests on a CPU")
     add("--width", type=int, default=512)
     add("--height", type=int, default=512)
     add("--frames", type=int, default=17)

@@ -56,8 +56,10 @@ _FINALS = TypeAdapter(dict[int, CandidateRecord])
 class Calibration:
     """One run in its folder."""
 
-    def __init__(self, run: Path, settings: CalibrationSettings, workers: int) -> None:
+    def __init__(self, run: Path, settings: CalibrationSettings, workers: int, decoder_threads: int) -> None:
+        """workers: processes.  decoder_threads: of text encoder and decoder in timed requests on a CPU."""
         self._run, self._settings, self._count = run, settings, workers
+        self._decoder_threads = decoder_threads
         self._checkpoint = open_checkpoint(settings.checkpoint, settings.revision)
 
     def collect(self) -> None:
@@ -150,7 +152,7 @@ class Calibration:
                 videos = self._settings.videos()[: self._settings.timing_pairs]
                 reuse = profile.planned(self._fits().changes).schedule.reuse
                 studio = Studio(self._settings.studio(self._run), 0)
-                row = time_topology(studio, videos, profile, reuse, (pp, cfg), self._count)
+                row = time_topology(studio, videos, profile, reuse, (pp, cfg), self._decoder_threads)
                 timed[row.topology] = row
                 with (self._run / "timed.jsonl").open("a") as file:
                     file.write(row.model_dump_json() + "\n")
