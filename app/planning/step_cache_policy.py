@@ -53,9 +53,7 @@ class StepCachePolicy:
         return StepCacheDecision(schedule.reuse, None)
 
 
-def open_policy(
-    config: CacheConfig, model: VideoModel, checkpoint: WanCheckpoint, fingerprint: str
-) -> StepCachePolicy:
+def open_policy(config: CacheConfig, model: VideoModel, checkpoint: WanCheckpoint, fingerprint: str) -> StepCachePolicy:
     """Read the profile and refuse it where it is not for this server.
 
     Raises what `open_profile` raises, UnsupportedVariant for a model no profile can serve, ProfileRefused for one that

@@ -7,7 +7,15 @@ from collections.abc import Collection, Sequence
 from deployments.plan import BRANCHES, Plan, Step
 
 
-def video_plan(*, stages: int, chains: int, guidance_scale: float, experts: Sequence[int], start: int = 0, reuse: Collection[int] = ()) -> Plan:
+def video_plan(
+    *,
+    stages: int,
+    chains: int,
+    guidance_scale: float,
+    experts: Sequence[int],
+    start: int = 0,
+    reuse: Collection[int] = (),
+) -> Plan:
     """The plan of one video.
 
     guidance_scale: 1 or less leaves the negative branch out, as diffusers' `WanPipeline.do_classifier_free_guidance`.
