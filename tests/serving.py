@@ -212,7 +212,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
 
 def _command(folder: Path, ray_folder: Path) -> list[str]:
     # `env` is replaced by `serve`: the process that is started is the one that is told to stop.
-    variables = [f"RAY_TMPDIR={ray_folder}", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1"]
+    # Ray nices its workers by 15: beside other work, a test would measure that.
+    variables = [f"RAY_TMPDIR={ray_folder}", f"PYTHONPATH={ROOT}", "OMP_NUM_THREADS=1", "RAY_worker_niceness=0"]
     return ["env", "-C", str(folder), *variables, *SERVE_RUN]
 
 

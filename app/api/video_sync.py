@@ -74,7 +74,8 @@ async def _run(jobs: VideoJobs, params: VideoParams, request: Request) -> Job | 
         # Reached with an answer, by a closed connection, or by a server that cancels this task because of one: then
         # the job may not even have its id yet.
         gone.cancel()
-        if finished is None or not finished.done():
+        # Serve cancels the calls that a request has made before the request itself: `finished` may be cancelled already.
+        if finished is None or not finished.done() or finished.cancelled():
             if finished is not None:
                 finished.cancel()
             await asyncio.shield(asyncio.ensure_future(_cancel(jobs, creating)))

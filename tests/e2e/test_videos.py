@@ -83,7 +83,7 @@ def test_the_file_shows_the_frames(http: httpx.Client):
     raw = frames(http, job)
     video = iio.imread(io.BytesIO(http.get(f"/v1/videos/{job}/content").content), extension=".mp4")
     # Random weights make noise, the worst a video codec can be given; trained models are held to 35 dB elsewhere.
-    assert psnr(raw, video) > 20
+    assert psnr(raw / 255, video / 255) > 20
 
 
 def test_sync_answers_with_the_file(http: httpx.Client):

@@ -83,6 +83,23 @@ async def test_a_server_that_cancels_the_request_cancels_the_job(app: FastAPI, j
     assert not connection.sent
 
 
+async def test_a_server_that_cancels_the_call_first_cancels_the_job(app: FastAPI, jobs: FakeJobs, monkeypatch: Any):
+    """Ray Serve ends the handle calls of a cancelled request, here `wait`, and may do so before it ends the request."""
+    waiting: list[asyncio.Task[Any]] = []
+    wait = jobs.wait
+
+    async def remember(job_id: str) -> JobView:
+        waiting.append(asyncio.current_task())  # type: ignore[arg-type]
+        return await wait(job_id)
+
+    monkeypatch.setattr(jobs, "wait", remember)
+    connection = Connection(app)
+    await until(lambda: waiting)
+    waiting[0].cancel()
+    await asyncio.wait({connection.task})
+    assert jobs.jobs["video_1"].state is JobState.CANCELLED
+
+
 async def test_a_job_that_was_being_accepted_is_cancelled_too(app: FastAPI, jobs: FakeJobs, monkeypatch: Any):
     accept, creating = asyncio.Event(), asyncio.Event()
     create = jobs.create
