@@ -74,7 +74,7 @@ async def _run(jobs: VideoJobs, params: VideoParams, request: Request) -> Job | 
         # Reached with an answer, by a closed connection, or by a server that cancels this task because of one: then
         # the job may not even have its id yet.
         gone.cancel()
-        # Serve cancels the calls that a request has made before the request itself: `finished` may be cancelled already.
+        # Serve cancels the calls that a request has made before the request itself: `finished` may be cancelled now.
         if finished is None or not finished.done() or finished.cancelled():
             if finished is not None:
                 finished.cancel()
