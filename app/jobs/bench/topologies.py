@@ -120,7 +120,7 @@ def measure_topology(setup: TopologySetup, pp: int, cfg: int) -> list[TopologyRe
         timings = json.loads(Path(scratch, "loads.json").read_text())
     checkpoint = open_checkpoint(setup.folder)
     return [
-        _result(setup, checkpoint, request, pp, cfg, reports, timings[index])
+        topology_result(setup, checkpoint, request, pp, cfg, reports, timings[index])
         for index, request in enumerate(setup.requests)
     ]
 
@@ -211,7 +211,7 @@ def _read_report(path: Path) -> RankReport:
     )
 
 
-def _result(
+def topology_result(
     setup: TopologySetup,
     checkpoint: WanCheckpoint,
     request: BenchRequest,
@@ -220,6 +220,10 @@ def _result(
     reports: Sequence[RankReport],
     timings: Sequence[Mapping[str, Any]],
 ) -> TopologyResult:
+    """What the ranks' reports and rank 0's timings of one shape come to.
+
+    timings: for each load ``in_flight``, ``seconds`` and ``latents``.
+    """
     plan = request.plan(checkpoint, pp, cfg)
     # Requests are numbered from 1 in the order in which they were submitted: for each shape two that warm up, then
     # those of each load.
