@@ -65,6 +65,8 @@ class FakeGang:
         self.gates: dict[int, asyncio.Event] = {}
         self.failures: list[tuple[int, BaseException]] = []
         """Step before which a run fails, and how; one is used up a run."""
+        self.break_next: BaseException | None = None
+        """What a run that waits at a gate ends with."""
         self.arguments: list[tuple[Any, ...]] = []
         self.pinned: list[str] = []
         self.cancelled: list[str] = []
@@ -92,6 +94,8 @@ class FakeGang:
                     raise failing[1]
                 if step in self.gates:
                     await self.gates[step].wait()
+                    if self.break_next is not None:
+                        raise self.break_next
                 yield {"kind": "step", "done": step + 1}
             yield {"kind": "result", "latents": [b"latents"], "seconds": 1.0 * steps, "ranks": []}
         finally:

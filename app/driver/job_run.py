@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from app.driver.failure import job_error, lost_too_often, worker_was_lost
 from app.driver.job_state import IllegalTransition, JobState, StepCacheReport
-from app.driver.job_store import JobIsFinal, JobNotFound
+from app.driver.job_store import JobIsFinal, JobNotFound, JobTakenOver
 from app.driver.live_job import LiveJob
 from app.driver.progress import Pace
 from app.driver.readiness import ModelReadiness
@@ -18,7 +18,7 @@ from app.driver.video_attempt import ModelServices, Outcome, VideoAttempt, load_
 from deployments.plan import Plan
 from deployments.storage import Storage, StorageUnavailable
 
-_TAKEN_OVER = (IllegalTransition, JobIsFinal, JobNotFound)
+_TAKEN_OVER = (JobTakenOver, IllegalTransition, JobIsFinal, JobNotFound)
 """The row is not as this driver left it."""
 LATE_WRITES_S = 10.0
 """After the end of a job a rank may still be writing a solver state, or a decoder a file, that it had begun before."""

@@ -122,6 +122,17 @@ class JobIsFinal(ValueError):
         return f"job {self.job_id}: state is {self.state}, a final job does not change"
 
 
+class JobTakenOver(ValueError):
+    """A job was to be changed for an attempt that is not its present one."""
+
+    def __init__(self, job_id: str, attempt: int, present: int) -> None:
+        super().__init__(job_id, attempt, present)
+        self.job_id, self.attempt, self.present = job_id, attempt, present
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: attempt {self.present} has begun, attempt {self.attempt} has no say any more"
+
+
 class UnusableDatabase(ValueError):
     """The database at `database_url` cannot hold the job table."""
 
@@ -200,14 +211,18 @@ class JobStore:
         found = {JobState(row.state): row.jobs for row in self._read(query)}
         return {state: found.get(state, 0) for state in JobState}
 
-    def transition(self, job_id: str, new_state: JobState, **changes: Unpack[JobChanges]) -> Job:
+    def transition(
+        self, job_id: str, new_state: JobState, held: int | None = None, **changes: Unpack[JobChanges]
+    ) -> Job:
         """Take one step of the job's life, with changes that belong to it.  Returns the job after it.
 
+        held: the attempt on whose behalf; None for a step that belongs to none.
         Raises IllegalTransition when TRANSITIONS has no such step from the state found in the database at the moment of
-        writing, JobNotFound.
+        writing, JobTakenOver when another attempt than `held` is the present one, JobNotFound.
         """
         while True:
             row = self._require(job_id)
+            _check_held(row, held)
             old = JobState(row.state)
             if new_state not in TRANSITIONS[old]:
                 raise IllegalTransition(job_id, old, new_state)
@@ -215,10 +230,11 @@ class JobStore:
             if job is not None:
                 return job
 
-    def update(self, job_id: str, **changes: Unpack[JobChanges]) -> Job:
-        """Change a job within its state.  Returns the job after it.  Raises JobIsFinal, JobNotFound."""
+    def update(self, job_id: str, held: int | None = None, **changes: Unpack[JobChanges]) -> Job:
+        """Change a job within its state.  Returns the job after it.  Raises JobIsFinal, JobTakenOver, JobNotFound."""
         while True:
             row = self._require(job_id)
+            _check_held(row, held)
             state = JobState(row.state)
             if state in FINAL:
                 raise JobIsFinal(job_id, state)
@@ -269,6 +285,12 @@ class JobStore:
 
 def _job(row: Row[*tuple[Any, ...]]) -> Job:
     return Job.model_validate_json(row.body)
+
+
+def _check_held(row: Row[*tuple[Any, ...]], held: int | None) -> None:
+    present = _job(row).attempt
+    if held is not None and held != present:
+        raise JobTakenOver(row.id, held, present)
 
 
 def _body(job: Job) -> dict[str, str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Unpack
 
 from app.driver.job_state import RUNNING, Job, JobState, JobView
@@ -12,7 +14,11 @@ from app.driver.progress import Expectation, Progress
 
 
 class LiveJob:
-    """Belongs to one event loop.  The row is written first, memory follows it, then the news goes out."""
+    """Belongs to one event loop.  The row is written first, memory follows it, then the news goes out.
+
+    A job can have been taken up by another driver while this one was thought dead.  So every write names the attempt
+    it is for, and raises JobTakenOver once another has begun.
+    """
 
     def __init__(self, store: JobStore, job: Job, expected: Expectation | None) -> None:
         self._store = store
@@ -86,12 +92,13 @@ class LiveJob:
 
     async def update(self, **changes: Unpack[JobChanges]) -> None:
         """Change the row within its state."""
-        self.job = await asyncio.to_thread(self._store.update, self.id, **changes)
+        await self._write(partial(self._store.update, self.id, held=self.job.attempt, **changes))
         self.announce()
 
     async def enter(self, state: JobState) -> None:
         """A phase begins."""
-        self.job = await asyncio.to_thread(self._store.transition, self.id, state, step=self.progress.step)
+        step = self.progress.step
+        await self._write(partial(self._store.transition, self.id, state, held=self.job.attempt, step=step))
         self.progress.enter(state)
         self.announce()
 
@@ -106,7 +113,18 @@ class LiveJob:
         changes.setdefault("step", self.progress.step)
         changes["timings"] = {**self.job.timings, **changes.get("timings", {})}
         changes["finished_at"] = time.time()
-        self.job = await asyncio.to_thread(self._store.transition, self.id, state, **changes)
+        await self._write(partial(self._store.transition, self.id, state, held=self.job.attempt, **changes))
+
+    async def _write(self, write: Callable[[], Job]) -> None:
+        """In a thread, and to its end even where this is cancelled: the row never changes behind `job`."""
+        writing = asyncio.ensure_future(asyncio.to_thread(write))
+        try:
+            self.job = await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})
+            if writing.exception() is None:
+                self.job = writing.result()
+            raise
 
     def leave(self) -> None:
         """The driver has nothing more to do with the job; the table knows how it ended."""

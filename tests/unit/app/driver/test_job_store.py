@@ -29,6 +29,7 @@ from app.driver.job_store import (
     JobNotFinal,
     JobNotFound,
     JobStore,
+    JobTakenOver,
     UnusableDatabase,
     _prepare_sqlite,
 )
@@ -215,6 +216,20 @@ def test_an_update_stays_in_the_state(store: JobStore) -> None:
     assert (job.step, job.files, job.gang, store.plan("a")) == (3, {"video.mp4": 5}, "g2", '{"a": 1}')
     store.update("a", plan=None)
     assert store.plan("a") is None
+
+
+def test_an_attempt_that_was_followed_by_another_has_no_say(store: JobStore) -> None:
+    store.create(make_job("a"))
+    store.transition("a", JobState.ENCODING, held=0)
+    store.update("a", held=0, attempt=1)
+    store.update("a", held=1, step=3)
+    for late in (0, 2):
+        with pytest.raises(JobTakenOver, match=f"job a: attempt 1 has begun, attempt {late} has no say any more"):
+            store.update("a", held=late, step=9)
+        with pytest.raises(JobTakenOver):
+            store.transition("a", JobState.FAILED, held=late)
+    assert (store.get("a").state, store.get("a").step) == (JobState.ENCODING, 3)
+    store.transition("a", JobState.FAILED)  # on nobody's behalf
 
 
 @pytest.mark.parametrize("wrong", [{"state": "failed"}, {"id": "b"}, {"params": None}, {"stepp": 1}], ids=str)

@@ -570,6 +570,30 @@ async def test_a_driver_that_was_replaced_lets_go(
     await old.check_health()
 
 
+@pytest.mark.parametrize("end", ["lost", "failed", "finished"])
+async def test_a_newer_attempt_is_not_disturbed(
+    fake: FakeServices, drivers: Drivers, storage: Storage, store: JobStore, end: str
+):
+    """A driver that drains while its successor runs the job: whatever becomes of its own attempt stays its own."""
+    old = await drivers.ready(fake)
+    job_id = await in_phase(old, fake, JobState.DENOISING)
+    fresh = FakeServices(storage)
+    fresh.gang.gates[2] = asyncio.Event()
+    new = drivers.start(fresh)
+    await until(lambda: new._live[job_id].progress.step == 2)
+    match end:
+        case "lost":
+            fake.gang.break_next = GangLost("another caller has taken over")
+        case "failed":
+            fake.gang.break_next = ValueError("bad")
+    fake.gang.gates.pop(2).set()
+    await until(lambda: job_id not in old._live)
+    assert store.get(job_id).state is JobState.DENOISING
+    fresh.gang.gates.pop(2).set()
+    assert (await soon(new.wait(job_id))).job.state is JobState.COMPLETED
+    await old.check_health()
+
+
 async def test_jobs_of_changed_or_missing_models_fail_with_the_reason(
     fake: FakeServices, drivers: Drivers, store: JobStore
 ):
