@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from app.jobs.calibrate.candidate_run import CandidateRecord, CandidateRuns
+from app.jobs.calibrate.candidate_run import CandidateRecord, CandidateRuns, Trial
 from app.jobs.calibrate.fits import Fits, PredictorKind
 from app.jobs.calibrate.schedule_search import SearchOutcome
 from app.jobs.calibrate.settings import SETTINGS, CalibrationSettings
@@ -68,6 +68,19 @@ def rule_schedules(fits: Fits, steps: int, hits: int) -> dict[str, Schedule]:
     }
 
 
+def _policies(
+    fits: Fits, steps: int, hits: int, sensitivity: Mapping[int, float], limits: SkipLimits
+) -> list[tuple[str, PredictorKind, Schedule]]:
+    """Name, predictor and steps of each row."""
+    rules, ours = rule_schedules(fits, steps, hits), choose(steps, hits, sensitivity, limits)
+    kinds: tuple[PredictorKind, ...] = ("hold", "scaled", "linear", "ls2")
+    official: list[tuple[str, PredictorKind, Schedule]] = [
+        ("teacache", "hold", rules["teacache"]),
+        ("magcache", "scaled", rules["magcache"]),
+    ]
+    return official + [(kind, kind, ours) for kind in kinds]
+
+
 def table(rows: Sequence[tuple[str, CandidateRecord]]) -> str:
     """Markdown."""
     lines = [
@@ -115,22 +128,14 @@ def main(arguments: list[str] | None = None) -> None:
     allowed = candidates(steps, settings.limits)
     sensitivity = {s: e for s, e in interpolated(sensitivities(skips)).items() if s in allowed}
     videos = settings.videos()[: options.videos]
-    rows: list[tuple[str, CandidateRecord]] = []
     with Workers(settings.studio(options.run), options.workers) as workers:
-        runs = CandidateRuns(workers, outcome.latency_model)
-
-        def measure(policy: str, kind: PredictorKind, schedule: Schedule) -> None:
-            predictors = fits.predictors(kind, 1, schedule)
-            name = f"{policy}-hits{len(schedule.reuse)}"
-            rows.append((policy, runs.measure("comparison", name, videos, schedule, predictors)))
-
-        for hits in options.hits:
-            rules = rule_schedules(fits, steps, hits)
-            measure("teacache", "hold", rules["teacache"])
-            measure("magcache", "scaled", rules["magcache"])
-            ours = choose(steps, hits, sensitivity, settings.limits)
-            for kind in ("hold", "scaled", "linear", "ls2"):
-                measure(kind, kind, ours)
+        trials = [
+            Trial(policy, videos, schedule, fits.predictors(kind, 1, schedule))
+            for hits in options.hits
+            for policy, kind, schedule in _policies(fits, steps, hits, sensitivity, settings.limits)
+        ]
+        records = CandidateRuns(workers, outcome.latency_model).measure("comparison", trials)
+        rows = [(trial.name, record) for trial, record in zip(trials, records, strict=True)]
     (options.run / COMPARISON).write_text("".join(record.model_dump_json() + "\n" for _, record in rows))
     print(table(rows), flush=True)
 

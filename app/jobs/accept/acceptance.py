@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from app.jobs.accept.junit import junit
 from app.jobs.accept.preconditions import Acceptable
@@ -36,6 +37,9 @@ from deployments.stage_cache.profile import Profile, topology_name
 from deployments.stage_cache.skip_schedule import Schedule
 
 SHEET_ROWS = 12
+QUALITY = "quality.jsonl"
+_PAIRS = TypeAdapter(dict[str, dict[int, CachedVideo]])
+"""By name of the video and number of stages."""
 
 
 @dataclass(frozen=True)
@@ -91,25 +95,30 @@ class Acceptance:
         self._out = spec.run
         self._out.mkdir(parents=True, exist_ok=True)
 
+    def measure_quality(self) -> None:
+        """Run the pairs that have not been run."""
+        done = self._pairs()
+        todo = [video for video in self._what.prompts.videos() if video.name not in done]
+        if not todo:
+            return
+        with self._workers() as workers, (self._out / QUALITY).open("a") as file:
+            tasks = [AcceptVideo(video, self._what.profile, self._schedule) for video in todo]
+            for index, runs in workers.map(tasks, "quality"):
+                file.write(_PAIRS.dump_json({todo[index].name: runs}).decode() + "\n")
+                file.flush()
+
     def quality(self) -> dict[int, list[CachedVideo]]:
-        """All pairs by number of stages, in the order of the videos."""
-        videos = self._what.prompts.videos()
-        path = self._out / "quality.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        done = {line["video"]: line["runs"] for line in lines}
-        todo = [video for video in videos if video.name not in done]
-        if todo:
-            with self._workers() as workers, path.open("a") as file:
-                tasks = [AcceptVideo(video, self._what.profile, self._schedule) for video in todo]
-                for index, runs in workers.map(tasks, "quality"):
-                    dumped = {str(pp): run.model_dump(mode="json") for pp, run in runs.items()}
-                    done[todo[index].name] = dumped
-                    file.write(json.dumps({"video": todo[index].name, "runs": dumped}) + "\n")
-                    file.flush()
+        """All pairs by number of stages, in the order of the videos; KeyError for one that has not been run."""
+        done = self._pairs()
         return {
-            len(part.stages): [CachedVideo.model_validate(done[video.name][str(len(part.stages))]) for video in videos]
+            len(part.stages): [done[video.name][len(part.stages)] for video in self._what.prompts.videos()]
             for part in self._what.profile.partitions
         }
+
+    def _pairs(self) -> dict[str, dict[int, CachedVideo]]:
+        path = self._out / QUALITY
+        lines = path.read_text().splitlines() if path.exists() else []
+        return {name: runs for line in lines for name, runs in _PAIRS.validate_json(line).items()}
 
     def timing(self, topologies: Sequence[tuple[int, int]]) -> dict[str, TimedTopology]:
         """All that have been timed so far, those of `topologies` among them."""

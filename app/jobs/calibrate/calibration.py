@@ -23,7 +23,14 @@ from typing import TypeVar
 from pydantic import TypeAdapter
 
 from app.jobs.calibrate.calibration_gates import topology_results
-from app.jobs.calibrate.candidate_run import CandidateRecord, CandidateRuns, LatencyModel, RunCached, hit_cost
+from app.jobs.calibrate.candidate_run import (
+    CachedVideo,
+    CandidateRecord,
+    CandidateRuns,
+    LatencyModel,
+    RunCached,
+    hit_cost,
+)
 from app.jobs.calibrate.collect import PIPELINES, CollectVideo, VideoRows
 from app.jobs.calibrate.fits import Fits, draft_profile, fit_all, identity_of, read_rows
 from app.jobs.calibrate.plots import plot_quality, plot_sensitivity
@@ -200,9 +207,12 @@ class Calibration:
         quiet = min(sensitivity, key=lambda step: sensitivity[step])
         schedule = Schedule(settings.clip.num_inference_steps, (quiet,))
         predictors = fits.predictors(settings.predictor, 1, schedule)
-        tasks = [RunCached(video, schedule, predictors, ({},)) for video in settings.videos()[:2]]
-        cost = hit_cost(workers.all(tasks, "hit cost"))
-        other = median(workers.all([OtherSeconds(settings.videos()[0])] * 2, "decoding"))
+        cached = [RunCached(video, schedule, predictors, ({},)) for video in settings.videos()[:2]]
+        first = settings.videos()[0]
+        tasks: list[RunCached | OtherSeconds] = [OtherSeconds(first), *cached]
+        answers: list[CachedVideo | float] = workers.all(tasks, "latency model")
+        (other,) = (answer for answer in answers if isinstance(answer, float))
+        cost = hit_cost([answer for answer in answers if not isinstance(answer, float)])
         return LatencyModel(denoise_s=median(sum(row.step_seconds) for row in rows), other_s=other, hit_cost=cost)
 
     def _stages(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -98,6 +98,18 @@ class CandidateRecord(Closed):
         return mean_temporal_error(self.videos)
 
 
+class Trial(NamedTuple):
+    """A schedule to be measured."""
+
+    name: str
+    videos: Sequence[Video]
+    schedule: Schedule
+    predictors: tuple[Predictor, ...]
+    """One a stage."""
+    limits: tuple[ErrorLimits, ...] | None = None
+    """One a stage; None leaves the guards off."""
+
+
 class CandidateRuns:
     """Measures schedules on worker processes and keeps every result."""
 
@@ -105,46 +117,50 @@ class CandidateRuns:
         self._workers, self._latency = workers, latency
         self.records: list[CandidateRecord] = []
 
-    def measure(
-        self,
-        purpose: Purpose,
-        name: str,
-        videos: Sequence[Video],
-        schedule: Schedule,
-        predictors: tuple[Predictor, ...],
-        limits: tuple[ErrorLimits, ...] | None = None,
-    ) -> CandidateRecord:
-        """Run the videos and record the outcome.  limits: None leaves the guards off."""
-        allowed = limits or tuple({} for _ in predictors)
-        tasks = [RunCached(video, schedule, predictors, allowed, keep=purpose == "finalist") for video in videos]
-        runs = self._workers.all(tasks, f"{purpose} {name}")
+    def measure(self, purpose: Purpose, trials: Sequence[Trial]) -> list[CandidateRecord]:
+        """Run the videos of all trials, spread over the workers, and record the outcomes."""
+        tasks = [
+            RunCached(
+                video,
+                trial.schedule,
+                trial.predictors,
+                trial.limits or tuple({} for _ in trial.predictors),
+                keep=purpose == "finalist",
+            )
+            for trial in trials
+            for video in trial.videos
+        ]
+        runs = iter(self._workers.all(tasks, f"{purpose} {trials[0].name}"))
+        measured = [self._record(purpose, trial, [next(runs) for _ in trial.videos]) for trial in trials]
+        self.records += measured
+        return measured
+
+    def _record(self, purpose: Purpose, trial: Trial, runs: Sequence[CachedVideo]) -> CandidateRecord:
         hits = Counter[tuple[int, str]]()
         for run in runs:
             for count in run.hits:
                 hits[count.stage, count.branch] += count.hits
-        gates = gate_values([run.quality for run in runs], self._latency.ratio(schedule))
+        gates = gate_values([run.quality for run in runs], self._latency.ratio(trial.schedule))
         candidate = Candidate(
-            name=name,
+            name=trial.name,
             split="calibration",
-            pp=len(predictors),
-            reuse=schedule.reuse,
-            predictor=predictors[0].kind,
+            pp=len(trial.predictors),
+            reuse=trial.schedule.reuse,
+            predictor=trial.predictors[0].kind,
             gates=gates,
             hits=tuple(
                 HitCount(stage=stage, branch=branch, hits=hits[stage, branch])
-                for stage in range(len(predictors))
+                for stage in range(len(trial.predictors))
                 for branch in BRANCHES
             ),
         )
-        record = CandidateRecord(
+        return CandidateRecord(
             purpose=purpose,
             candidate=candidate,
             failures=gates.failures(),
             guard_trips=sum(run.trips for run in runs),
             videos=tuple(run.quality for run in runs),
         )
-        self.records.append(record)
-        return record
 
 
 def hit_cost(runs: Sequence[CachedVideo]) -> float:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pydantic import Field
 
-from app.jobs.calibrate.candidate_run import CandidateRecord, CandidateRuns, LatencyModel, Purpose
+from app.jobs.calibrate.candidate_run import CandidateRecord, CandidateRuns, LatencyModel, Trial
 from app.jobs.prompt_set import Video
 from deployments.stage_cache.closed import Closed
 from deployments.stage_cache.gates import FREEZE_MARGINS, bootstrap_upper
@@ -60,12 +60,12 @@ class ScheduleSearch:
     def check_model(self, videos: Sequence[Video], masks: int, hits: Sequence[int]) -> tuple[float, float]:
         """Rank correlation and median ratio of the additive model over random schedules."""
         rng = random.Random(MASK_SEED)
-        measured: dict[Schedule, float] = {}
-        while len(measured) < masks:
-            schedule = random_schedule(self._steps, hits[len(measured) % len(hits)], self._limits, rng)
-            if schedule not in measured:
-                record = self._measure("additive check", f"mask-{len(measured)}", videos, schedule, 1)
-                measured[schedule] = record.temporal_error
+        drawn: dict[Schedule, None] = {}
+        while len(drawn) < masks:
+            drawn[random_schedule(self._steps, hits[len(drawn) % len(hits)], self._limits, rng)] = None
+        trials = [self._trial(f"mask-{number}", videos, schedule, 1) for number, schedule in enumerate(drawn)]
+        records = self._runs.measure("additive check", trials)
+        measured = {schedule: record.temporal_error for schedule, record in zip(drawn, records, strict=True)}
         check = check_additive(self._sensitivity, measured)
         self._tell(f"additive model: rank correlation {check.rank_correlation:.2f}, ratio {check.median_ratio:.2f}")
         return check.rank_correlation, check.median_ratio
@@ -82,7 +82,8 @@ class ScheduleSearch:
         def judge(schedule: Schedule) -> float:
             nonlocal judged
             judged += 1
-            return self._measure("search", f"hits{hits}-{judged}", videos, schedule, 1).temporal_error
+            (record,) = self._runs.measure("search", [self._trial(f"hits{hits}-{judged}", videos, schedule, 1)])
+            return record.temporal_error
 
         best, measured = improve(first, judge, self._sensitivity, self._limits, trials)
         self._tell(
@@ -97,10 +98,9 @@ class ScheduleSearch:
         """Measure on all videos, most hits first, until one keeps the margins in every split: fewer hits are slower."""
         found = []
         for schedule in sorted(schedules, key=lambda s: -len(s.reuse)):
-            records = {
-                pp: self._measure("finalist", f"final-pp{pp}-hits{len(schedule.reuse)}", videos, schedule, pp, True)
-                for pp in pipelines
-            }
+            name = f"hits{len(schedule.reuse)}"
+            trials = [self._trial(f"final-pp{pp}-{name}", videos, schedule, pp, guarded=True) for pp in pipelines]
+            records = dict(zip(pipelines, self._runs.measure("finalist", trials), strict=True))
             found.append((schedule, records))
             for pp, record in records.items():
                 gates = record.candidate.gates
@@ -113,11 +113,9 @@ class ScheduleSearch:
                 break
         return found
 
-    def _measure(
-        self, purpose: Purpose, name: str, videos: Sequence[Video], schedule: Schedule, pp: int, guarded: bool = False
-    ) -> CandidateRecord:
+    def _trial(self, name: str, videos: Sequence[Video], schedule: Schedule, pp: int, guarded: bool = False) -> Trial:
         predictors, limits = self._make(pp, schedule)
-        return self._runs.measure(purpose, name, videos, schedule, predictors, limits if guarded else None)
+        return Trial(name, videos, schedule, predictors, limits if guarded else None)
 
 
 def within_margins(record: CandidateRecord) -> bool:

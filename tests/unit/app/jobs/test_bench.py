@@ -125,7 +125,7 @@ def test_two_stages_are_summed_up_and_simulated(checkpoint: WanCheckpoint):
 def test_latents_must_agree_over_topologies_and_loads():
     def result(*latents: tuple[str, ...]) -> TopologyResult:
         loads = tuple(LoadResult(len(x), 1.0, (1.0,), 1.0, x) for x in latents)
-        return TopologyResult(1, 1, "gloo", "64x32x5", 4, None, (0.1,), 0.0, loads, (None,), ())
+        return TopologyResult(1, 1, None, "64x32x5", 4, None, (0.1,), 0.0, loads, (None,), ())
 
     assert latents_agree([result(("a",), ("a", "b")), result(("a",), ("a", "b"))])
     assert not latents_agree([result(("a",), ("a", "b")), result(("a",), ("a", "c"))])

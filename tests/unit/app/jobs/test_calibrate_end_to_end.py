@@ -76,7 +76,7 @@ def test_calibration_ends_in_a_profile_whose_status_follows_from_its_gates(run: 
     assert opened.calibration is not None
     failures = opened.calibration.failures(opened.profile)
     assert opened.status is (Status.DIAGNOSTIC_ONLY if failures else Status.CALIBRATED)
-    with pytest.raises(ProfileRefused, match="diagnostic_only|fewer than 48"):
+    with pytest.raises(ProfileRefused, match=r"diagnostic_only|fewer than 48"):
         accept.main([str(tmp_path / "p"), "--out", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
