@@ -26,7 +26,8 @@ import yaml
 from app.launch import SERVE_RUN, Launcher, Target
 
 ROOT = Path(__file__).parent.parent
-START_S = 300.0
+START_S = 540.0
+"""Half a minute on two idle cores; a machine that is busy otherwise may take ten times as long."""
 GOES_S = 15.0
 """Wait for Ray's own helpers to go once the application has been stopped."""
 

@@ -15,6 +15,8 @@ from schemathesis.specs.openapi import checks  # noqa: F401 (registers the check
 from tests.e2e.frames import create, finish
 from tests.serving import Serving
 
+pytestmark = pytest.mark.timeout(600)  # the first test also waits for the application to start
+
 CASES = 30
 """Of each operation that takes a body or parameters."""
 BUDGET_S = 60.0

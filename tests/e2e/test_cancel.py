@@ -12,6 +12,8 @@ import pytest
 from tests.e2e.frames import create, finish, make
 from tests.serving import Serving, wait_until
 
+pytestmark = pytest.mark.timeout(600)  # the first test also waits for the application to start
+
 LONG: dict[str, Any] = {"num_inference_steps": 1000}
 LONG_DECODE: dict[str, Any] = {"num_inference_steps": 1, "num_frames": 121}
 

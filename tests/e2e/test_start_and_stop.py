@@ -26,7 +26,7 @@ def start_and_stop(folder: Path, times: int) -> None:
         print(f"start and stop {number + 1} of {times}: nothing remains")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_stopped_application_goes_on_where_it_was(folder: Path):
     """Two starts and stops.  A job that runs at the first stop is completed after the second start."""
     application = config([model(Path("checkpoint"), topology={"pp": 1, "cfg": 2})])
@@ -50,6 +50,7 @@ def test_twenty_starts_and_stops_in_a_row(folder: Path):
     start_and_stop(folder, 20)
 
 
+@pytest.mark.timeout(600)
 def test_a_model_that_cannot_fit_is_refused_with_the_memory_plan(folder: Path):
     huge = {"max_pixels": 1 << 24, "max_frames": 4001, "max_steps": 4}
     said = refused(config([model(Path("checkpoint"), limits=huge)]), folder)
@@ -58,6 +59,7 @@ def test_a_model_that_cannot_fit_is_refused_with_the_memory_plan(folder: Path):
     assert "tiny" in message
 
 
+@pytest.mark.timeout(600)
 def test_a_wrong_checkpoint_is_refused_with_the_missing_file(folder: Path):
     write_wan_checkpoint(folder / "torn")
     (folder / "torn" / "vae" / "config.json").unlink()

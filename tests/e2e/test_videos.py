@@ -17,7 +17,10 @@ from app.quality import psnr
 from tests.e2e.frames import create, expected, finish, frames, make
 from tests.serving import Serving, wait_until
 
-pytestmark = pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")
+pytestmark = [
+    pytest.mark.timeout(600),  # the first test also waits for the application to start
+    pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning"),
+]
 
 
 def test_the_official_client_makes_a_video(client: openai.OpenAI):
