@@ -63,6 +63,11 @@ class KVRing:
         return self._held
 
     @property
+    def unbroken(self) -> bool:
+        """Whether nothing has been dropped since the start."""
+        return self._held == self._frames
+
+    @property
     def nbytes(self) -> int:
         """Bytes allocated."""
         return sum(x.nbytes for x in (*self._keys, *self._values))
@@ -136,7 +141,7 @@ class KVRing:
     def truncate(self, chunks: int) -> bool:
         """Go back to the end of an earlier chunk unless something has been dropped; False, unchanged, if it has."""
         frames = chunks * self._stream.chunk
-        if self._held != self._frames or frames > self._frames:
+        if not self.unbroken or frames > self._frames:
             return False
         self._frames = self._held = frames
         return True

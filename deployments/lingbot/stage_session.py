@@ -105,6 +105,11 @@ class StageSession:
         """Put the window where it was after so many chunks; what was there stays if a blob is missing or wrong."""
         self._ring = KVRing.restored(self._shape, self._stream, chunks, blobs)
 
+    @property
+    def unbroken(self) -> bool:
+        """Whether `truncate` can go back to any earlier chunk."""
+        return self._ring.unbroken
+
     def truncate(self, chunks: int) -> bool:
         """See `KVRing.truncate`."""
         return self._ring.truncate(chunks)
