@@ -62,6 +62,7 @@ class Scope(Closed):
     flow_shift: float
     guidance_scale: float
     guidance_scale_2: float | None
+    max_sequence_length: int
     dtype: str
     step_profile: str | None
 

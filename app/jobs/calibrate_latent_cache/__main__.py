@@ -192,6 +192,7 @@ def _generator(options: argparse.Namespace) -> tuple[WanGenerator, Scope]:
         guidance_scale=options.guidance_scale,
         guidance_scale_2=second,
         dtype=options.dtype,
+        max_sequence_length=options.max_sequence_length,
         step_profile=None,
     )
     return generator, scope
