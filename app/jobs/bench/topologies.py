@@ -78,7 +78,8 @@ class TopologyResult:
 
     pp: int
     cfg: int
-    backend: Backend
+    backend: Backend | None
+    """None with one rank, which sends nothing."""
     shape: str
     steps: int
     hop_s: float | None
@@ -244,7 +245,7 @@ def topology_result(
     return TopologyResult(
         pp=pp,
         cfg=cfg,
-        backend=setup.backend(pp * cfg),
+        backend=setup.backend(pp * cfg) if pp * cfg > 1 else None,
         shape=str(request.shape),
         steps=request.steps,
         hop_s=hop_s,
@@ -303,7 +304,7 @@ def format_topologies(results: Sequence[TopologyResult]) -> str:
         for load in result.loads:
             busy = " ".join(f"{share:.2f}" for share in load.busy)
             lines.append(
-                f"{result.name:9}{result.backend:>8}{load.in_flight:10}{load.seconds:9.3f}"
+                f"{result.name:9}{result.backend or '':>8}{load.in_flight:10}{load.seconds:9.3f}"
                 f"{load.in_flight * base / load.seconds:9.2f}{load.simulated_s:10.3f}"
                 f"{load.seconds / load.simulated_s:7.2f}{hop:>8}  {busy}"
             )
