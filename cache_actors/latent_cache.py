@@ -17,30 +17,29 @@ Safe to use from any thread.  Knows nothing of Ray.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cache_actors.blob_store import BlobCorrupt, BlobMissing, BlobStore, Entry, EntryKey, Pin, SaveRefused
-from cache_actors.closed import Closed
 from cache_actors.embedder import Embedder
+from cache_actors.known_entries import KnownEntries
 from cache_actors.latent_audit import Audit
 from cache_actors.latent_config import LatentCacheConfig
+from cache_actors.latent_counters import LatentCounters
 from cache_actors.latent_entries import (
     BadLatents,
     EntryFacts,
+    EntryFilter,
     Kind,
     check_latents,
     entry_key,
     latents_blob,
     prompt_sha256,
+    shown,
 )
-from cache_actors.latent_key import LatentIdentity
 from cache_actors.latent_report import Answer, CacheReport, Lookup, Reason, Save
 from cache_actors.latent_shadow import ShadowResult
 from cache_actors.save_queue import SaveQueue
@@ -50,27 +49,6 @@ from cache_actors.similarity_map import SimilarityMap
 _EMPTY_REASONS = (Reason.CORRUPT, Reason.EXPIRED, Reason.BLOB_MISSING)
 _SECONDS_KEPT = 2000
 """Latest lookup times behind the percentiles of `stats`."""
-
-
-class EntryFilter(Closed):
-    """Which entries; fields that are None do not restrict."""
-
-    kind: Kind | None = None
-    tenant: str | None = None
-    partition: str | None = None
-    prompt_sha256: str | None = None
-    older_than_s: float | None = None
-
-    def admits(self, entry: Entry, now: float) -> bool:
-        """Whether an entry is meant."""
-        facts = entry.facts
-        return (
-            self.kind in (None, facts["kind"])
-            and self.tenant in (None, facts["tenant"])
-            and self.partition in (None, entry.key.partition)
-            and self.prompt_sha256 in (None, facts["prompt_sha256"])
-            and (self.older_than_s is None or now - entry.created >= self.older_than_s)
-        )
 
 
 class LatentCache:
@@ -87,21 +65,7 @@ class LatentCache:
     ) -> None:
         self._config, self._clock = config, clock
         root = Path(config.root)
-        self._lock = threading.Lock()
-        self._prompts: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
-        """Entries by (tenant, prompt hash) and partition: why a known prompt misses."""
-        self._partition_fields: dict[str, dict[str, str]] = {}
-        self._children: defaultdict[str, set[EntryKey]] = defaultdict(set)
-        """Results by the donor they derive from."""
-        self.lookups: Counter[tuple[int | None, str, str]] = Counter()
-        """By level, decision and reason ("" on a hit)."""
-        self.saves: Counter[str] = Counter()
-        """stored, known, dropped, or why refused."""
-        self.removed: Counter[str] = Counter()
-        """Entries by why they left."""
-        self.skipped_steps = 0
-        self.saved_gpu_seconds = 0.0
-        self.lookup_seconds: deque[float] = deque(maxlen=_SECONDS_KEPT)
+        self._known, self._counters = KnownEntries(), LatentCounters()
         self.warming = True
         self._audit = Audit(root / "audit", int(config.audit_max_mib * 2**20), config.audit_files, clock)
         self._store = BlobStore(root / "store", config.budget_bytes, self._gone, config.max_entries, clock)
@@ -120,13 +84,12 @@ class LatentCache:
         """Take over what an earlier process left; lookups meanwhile find what has been read so far."""
         for entry in self._store.load():
             self._enter(entry)
-        with self._lock:
-            self.warming = False
+        self.warming = False
 
     def close(self, timeout_s: float) -> None:
         """Work off waiting saves until the deadline, drop and count the rest, give the folder up."""
         dropped = self._queue.close(timeout_s)
-        self._count_save("dropped", dropped)
+        self._counters.saved("dropped", dropped)
         if self._similar is not None:
             self._similar.close()
         self._store.close()
@@ -143,7 +106,7 @@ class LatentCache:
         answer = self._lookup(ask)
         seconds = time.perf_counter() - began
         report = answer.report.model_copy(update={"lookup_ms": round(seconds * 1000, 3)})
-        self._account(ask, report, answer, seconds)
+        self._account(ask, report, seconds)
         return Answer(report, answer.step, answer.blobs)
 
     def _lookup(self, ask: Lookup) -> Answer:
@@ -169,7 +132,7 @@ class LatentCache:
             return _without("miss", faults[0])
         if self.warming:
             return _without("miss", Reason.WARMING)
-        differs = self._differs(ask.identity)
+        differs = self._known.differs(ask.identity)
         if differs:
             detail = "this prompt is stored for another " + ", ".join(differs)
             return _without("miss", Reason.INCOMPATIBLE, detail=detail, differs=differs)
@@ -214,22 +177,8 @@ class LatentCache:
         )
         return Answer(report, step, blobs)
 
-    def _differs(self, identity: LatentIdentity) -> tuple[str, ...]:
-        """Fields in which the closest stored request of this tenant and prompt is another; none when there is none."""
-        with self._lock:
-            known = self._prompts.get((identity.tenant, prompt_sha256(identity.prompt)), Counter())
-            stored = [self._partition_fields[partition] for partition in known if partition != identity.partition()]
-        mine = identity.partition_fields()
-        differences = [tuple(name for name in mine if other.get(name) != mine[name]) for other in stored]
-        return min(differences, key=len, default=())
-
-    def _account(self, ask: Lookup, report: CacheReport, answer: Answer, seconds: float) -> None:
-        with self._lock:
-            self.lookups[report.level, report.decision, str(report.reason or "")] += 1
-            self.lookup_seconds.append(seconds)
-            if report.decision == "hit" and not report.shadow:
-                self.skipped_steps += report.skipped_steps
-                self.saved_gpu_seconds += self._worth(ask, report)
+    def _account(self, ask: Lookup, report: CacheReport, seconds: float) -> None:
+        self._counters.looked_up(report, seconds, self._worth(ask, report))
         fields: dict[str, Any] = {"level": report.level, "lookup_ms": report.lookup_ms}
         if self._config.audit_prompts:
             fields["prompt"] = ask.identity.prompt
@@ -277,7 +226,7 @@ class LatentCache:
             return False
         if self._queue.offer(save, save.size):
             return True
-        self._count_save("dropped")
+        self._counters.saved("dropped")
         self._audit.write("save_dropped", save.where, bytes=save.size, waiting_bytes=self._queue.waiting_bytes)
         return False
 
@@ -342,7 +291,7 @@ class LatentCache:
                 key, blobs, facts.model_dump(mode="json"), expires, replacing or save.word == "refresh"
             )
             if entry is None:
-                self._count_save("known")
+                self._counters.saved("known")
                 return
             self._enter(entry)
         except SaveRefused as refused:
@@ -355,7 +304,7 @@ class LatentCache:
             self._store.remove(key, "save_failed")
             self._refused(save, kind, "index_unavailable", str(error))
             return
-        self._count_save("stored")
+        self._counters.saved("stored")
         self._audit.write(
             "save_stored",
             save.where,
@@ -368,47 +317,28 @@ class LatentCache:
         )
 
     def _refused(self, save: Save, kind: Kind, reason: str, detail: str) -> None:
-        self._count_save(reason)
+        self._counters.saved(reason)
         self._audit.write("save_failed", save.where, kind=kind, reason=reason, detail=detail)
-
-    def _count_save(self, result: str, count: int = 1) -> None:
-        with self._lock:
-            self.saves[result] += count
 
     # --- the index beside the store --------------------------------------------------------------------------------
 
     def _enter(self, entry: Entry) -> None:
-        facts = entry.facts
-        if facts["kind"] == "donor" and self._similar is not None:
+        if entry.facts["kind"] == "donor" and self._similar is not None:
             self._similar.add(entry)
-        with self._lock:
-            self._prompts[facts["tenant"], facts["prompt_sha256"]][entry.key.partition] += 1
-            self._partition_fields[entry.key.partition] = facts["partition_fields"]
-            if facts["parent"] is not None:
-                self._children[facts["parent"]].add(entry.key)
+        self._known.add(entry)
 
     def _gone(self, entry: Entry, reason: str) -> None:
         facts, key = entry.facts, entry.key
-        with self._lock:
-            self.removed[reason] += 1
-            prompt = (facts["tenant"], facts["prompt_sha256"])
-            known = self._prompts[prompt]
-            known[key.partition] -= 1
-            if known[key.partition] <= 0:
-                del known[key.partition]
-            if not known:
-                del self._prompts[prompt]
-            if facts["parent"] is not None:
-                self._children[facts["parent"]].discard(key)
-            children = self._children.pop(key.name, set()) if reason in ("purged", "quarantined") else set()
+        self._counters.removed(reason)
+        children = self._known.drop(entry)
         if facts["kind"] == "donor" and self._similar is not None and reason != "replaced":
             self._similar.remove(key)
-        event = {"purged": "purged", "quarantined": "quarantined"}.get(reason, "evicted")
         if reason not in ("replaced", "save_failed"):
+            event = reason if reason in ("purged", "quarantined") else "evicted"
             where = {"tenant": facts["tenant"], "partition": key.partition}
             self._audit.write(event, where, cache_id=key.name, reason=reason, size_mb=round(entry.disk_bytes / 1e6, 3))
-        for child in children:  # what a faulty or unwanted donor started goes with it
-            if child.partition == key.partition:
+        if reason in ("purged", "quarantined"):
+            for child in children:  # what an unwanted or faulty donor started goes with it
                 self._store.remove(child, reason)
 
     # --- operators -------------------------------------------------------------------------------------------------
@@ -419,12 +349,12 @@ class LatentCache:
         found = [entry for entry in reversed(self._store.entries()) if which.admits(entry, now)]
         names = [entry.key.name for entry in found]
         start = names.index(after) + 1 if after in names else 0
-        return [_shown(entry) for entry in found[start : start + limit]]
+        return [shown(entry) for entry in found[start : start + limit]]
 
     def entry(self, key: EntryKey) -> dict[str, Any] | None:
         """One entry as its operator sees it."""
         entry = self._store.get(key)
-        return None if entry is None else _shown(entry)
+        return None if entry is None else shown(entry)
 
     def purge(self, which: EntryFilter, dry_run: bool) -> dict[str, Any]:
         """Remove, or only count, what the filter admits: `entries` (names) and `bytes`."""
@@ -446,7 +376,7 @@ class LatentCache:
         owner = {"owner": pin.owner, "until": pin.until} if pin else {}
         where = {"tenant": entry.facts["tenant"], "partition": key.partition}
         self._audit.write("pinned" if pin else "unpinned", where, cache_id=key.name, **owner)
-        return _shown(entry)
+        return shown(entry)
 
     def sweep(self) -> int:
         """Remove entries whose time is over; how many.  To be called now and then."""
@@ -464,33 +394,14 @@ class LatentCache:
 
     def stats(self) -> dict[str, Any]:
         """Plain numbers for `GET /v1/caches/latent` and the metrics."""
-        entries = self._store.entries()
-        with self._lock:
-            lookups, saves, removed = dict(self.lookups), dict(self.saves), dict(self.removed)
-            seconds = np.array(self.lookup_seconds or [0.0])
-            warming, skipped, worth = self.warming, self.skipped_steps, self.saved_gpu_seconds
-        asked = sum(n for (_, decision, _), n in lookups.items() if decision in ("hit", "miss"))
-        hits = Counter(dict.fromkeys((0, 1, 2), 0))
-        for (level, decision, _), n in lookups.items():
-            if decision == "hit":
-                hits[level or 0] += n
         return {
             "mode": self._config.mode,
-            "warming": warming,
-            "entries": dict(Counter(entry.facts["kind"] for entry in entries)),
+            "warming": self.warming,
+            "entries": dict(Counter(entry.facts["kind"] for entry in self._store.entries())),
             "disk_bytes": self._store.disk_bytes,
             "budget_bytes": self._config.budget_bytes,
-            "lookups": [
-                {"level": level, "decision": decision, "reason": reason or None, "count": n}
-                for (level, decision, reason), n in sorted(lookups.items(), key=str)
-            ],
-            "hit_rate": {str(level): (hits[level] / asked if asked else 0.0) for level in (0, 1, 2)},
-            "lookup_ms": {f"p{p}": float(np.percentile(seconds, p)) * 1000 for p in (50, 99)},
-            "skipped_steps": skipped,
-            "saved_gpu_seconds": worth,
-            "saves": saves,
             "save_queue_bytes": self._queue.waiting_bytes,
-            "removed": removed,
+            **self._counters.stats(),
             "audit": dict(self._audit.counts),
             "similar": None if self._similar is None else self._similar.stats(),
         }
@@ -498,16 +409,3 @@ class LatentCache:
 
 def _without(decision: str, reason: Reason, **fields: Any) -> Answer:
     return Answer(CacheReport.model_validate({"decision": decision, "reason": reason, **fields}))
-
-
-def _shown(entry: Entry) -> dict[str, Any]:
-    facts = EntryFacts.model_validate(entry.facts)
-    return {
-        "id": entry.key.name,
-        "partition": entry.key.partition,
-        **facts.model_dump(exclude={"prompt", "partition_fields"}),
-        "bytes": entry.disk_bytes,
-        "created_at": entry.created,
-        "expires_at": entry.expires,
-        "pin": None if entry.pin is None else {"owner": entry.pin.owner, "until": entry.pin.until},
-    }

@@ -20,8 +20,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import metrics
 
 from cache_actors.blob_store import BlobMissing, EntryKey, Pin
-from cache_actors.latent_cache import EntryFilter
 from cache_actors.latent_config import LatentCacheConfig
+from cache_actors.latent_entries import EntryFilter
 from cache_actors.latent_key import KEY_SCHEMA
 from cache_actors.latent_report import Answer, CacheReport, Lookup, Reason, Save
 from cache_actors.latent_shadow import ShadowResult

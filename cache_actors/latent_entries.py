@@ -8,11 +8,11 @@ donor-<prompt, seed> level 2: `vector`, and `latents-<K>` for each kept step
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from cache_actors.blob_store import EntryKey
+from cache_actors.blob_store import Entry, EntryKey
 from cache_actors.closed import Closed, Sha256
 from cache_actors.latent_key import LatentIdentity, canonical_sha256
 
@@ -85,3 +85,38 @@ def check_latents(data: bytes, identity: LatentIdentity) -> None:
         )
     if not whole or end <= begin:
         raise BadLatents("payload: the file is cut short")
+
+
+class EntryFilter(Closed):
+    """Which entries; fields that are None do not restrict."""
+
+    kind: Kind | None = None
+    tenant: str | None = None
+    partition: str | None = None
+    prompt_sha256: str | None = None
+    older_than_s: float | None = None
+
+    def admits(self, entry: Entry, now: float) -> bool:
+        """Whether an entry is meant."""
+        facts = entry.facts
+        return (
+            self.kind in (None, facts["kind"])
+            and self.tenant in (None, facts["tenant"])
+            and self.partition in (None, entry.key.partition)
+            and self.prompt_sha256 in (None, facts["prompt_sha256"])
+            and (self.older_than_s is None or now - entry.created >= self.older_than_s)
+        )
+
+
+def shown(entry: Entry) -> dict[str, Any]:
+    """An entry as an operator sees it: no prompt, no digests."""
+    facts = EntryFacts.model_validate(entry.facts)
+    return {
+        "id": entry.key.name,
+        "partition": entry.key.partition,
+        **facts.model_dump(exclude={"prompt", "partition_fields"}),
+        "bytes": entry.disk_bytes,
+        "created_at": entry.created,
+        "expires_at": entry.expires,
+        "pin": None if entry.pin is None else {"owner": entry.pin.owner, "until": entry.pin.until},
+    }

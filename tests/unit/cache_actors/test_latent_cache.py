@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from cache_actors.blob_store import EntryKey, Pin
-from cache_actors.latent_cache import EntryFilter, LatentCache
-from cache_actors.latent_entries import entry_key
+from cache_actors.latent_cache import LatentCache
+from cache_actors.latent_entries import EntryFilter, entry_key
 from cache_actors.latent_report import CacheReport, Reason
 from cache_actors.latent_shadow import ShadowResult
 from cache_actors.similarity_map import MapError
