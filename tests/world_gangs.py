@@ -18,7 +18,7 @@ from cache_actors.keys import Key, path_keys
 from deployments.gang.conductor import Submission
 from deployments.gang.rank import Rank
 from deployments.gang.transport import Transport
-from deployments.lingbot.camera import CameraPolicy, CameraState, advance_camera
+from deployments.lingbot.camera_path import CameraPolicy, CameraState, advance_camera
 from deployments.lingbot.checkpoint import load_stage, open_world_checkpoint
 from deployments.lingbot.controls import ChunkControls
 from deployments.lingbot.fast_forward import ChunkCosts

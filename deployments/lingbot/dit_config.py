@@ -10,13 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.lingbot.stream_config import PATCH, VAE_STRIDE
 from deployments.wan.checkpoint_files import CheckpointError, TensorInfo
-
-PATCH = (1, 2, 2)
-"""Latent frames, rows and columns of a token; the same in every release."""
-
-VAE_STRIDE = 8
-"""Pixels along one side of a latent."""
 
 RELEASED_HEAD_DIM = 128
 """Of every released model; where config.json gives no number of heads, it follows from this."""

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from deployments.lingbot.stream_config import StreamConfig
-from deployments.lingbot.stream_decoder import WARM_LATENTS
+from deployments.lingbot.stream_config import WARM_LATENTS, StreamConfig
 
 
 @dataclass(frozen=True)

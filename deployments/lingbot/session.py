@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from cache_actors.keys import Key, node_key
-from deployments.lingbot.camera import CameraPolicy, CameraState, advance_camera, control_tensor
+from deployments.lingbot.camera import control_tensor
+from deployments.lingbot.camera_path import CameraPolicy, CameraState, advance_camera
 from deployments.lingbot.condition import condition_slice
 from deployments.lingbot.controls import ChunkControls
 from deployments.lingbot.fast_forward import ChunkCosts, cheapest_catch_up

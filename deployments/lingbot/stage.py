@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deployments.lingbot.dit_config import PATCH, DiTConfig
+from deployments.lingbot.dit_config import DiTConfig
 from deployments.lingbot.kv_ring import KVRing
 from deployments.lingbot.rope import rotate
+from deployments.lingbot.stream_config import PATCH
 
 TextKV = tuple[tuple[Tensor, Tensor], ...]
 """Cross-attention key and value of each local block, [1, text_len, H, E]."""

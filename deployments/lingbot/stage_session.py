@@ -19,7 +19,7 @@ from torch import Tensor
 from deployments.lingbot.dit_config import DiTConfig
 from deployments.lingbot.kv_ring import KVBlob, KVRing, KVShape
 from deployments.lingbot.rope import rotary_table
-from deployments.lingbot.sampler import CLEAN_TIMESTEP
+from deployments.lingbot.sampler_tables import CLEAN_TIMESTEP
 from deployments.lingbot.stage import ChunkInputs, TextKV, WorldStage
 from deployments.lingbot.stream_config import StreamConfig, frame_tokens
 

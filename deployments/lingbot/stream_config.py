@@ -6,14 +6,22 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Literal
 
-from deployments.lingbot.dit_config import PATCH, VAE_STRIDE
-from deployments.lingbot.sampler import V1_FAST, V2_1_3B, V2_14B, SamplerTable
+from deployments.lingbot.sampler_tables import V1_FAST, V2_1_3B, V2_14B, SamplerTable
 
 Layout = Literal["v1-fast", "v2-14b", "v2-1.3b"]
 """The releases that are served."""
 
+PATCH = (1, 2, 2)
+"""Latent frames, rows and columns of a token; the same in every release."""
+
+VAE_STRIDE = 8
+"""Pixels along one side of a latent."""
+
 FRAMES_PER_LATENT = 4
 """Pixel frames of a latent frame; the first latent frame of a world gives one."""
+
+WARM_LATENTS = 40
+"""Latents that rebuild the VAE decoder's state: 38, rounded up to a safe number that divides well."""
 
 PIXEL_MULTIPLE = VAE_STRIDE * PATCH[1]
 """Heights and widths are multiples of it."""

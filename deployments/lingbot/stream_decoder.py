@@ -19,10 +19,8 @@ from diffusers.models.autoencoders.autoencoder_kl_wan import WanCausalConv3d
 from safetensors.torch import load, save
 from torch import Tensor
 
+from deployments.lingbot.stream_config import WARM_LATENTS
 from deployments.lingbot.vae import latent_statistics
-
-WARM_LATENTS = 40
-"""Latents that rebuild the decoder's state: 38, rounded up to a safe number that divides well."""
 
 _FIRST_ONLY = "Rep"
 """diffusers' mark in the slot of a time-doubling layer that has seen one latent and nothing before it."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from deployments.lingbot.camera import CameraState
+from deployments.lingbot.camera_path import CameraState
 from deployments.lingbot.world_plan import WorldPlan
 
 

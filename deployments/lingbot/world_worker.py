@@ -25,7 +25,8 @@ from torch import Tensor
 from cache_actors.keys import Key
 from deployments.gang.conductor import Result
 from deployments.gang.transport import Transport
-from deployments.lingbot.camera import CameraPolicy, CameraState, advance_camera, control_tensor
+from deployments.lingbot.camera import control_tensor
+from deployments.lingbot.camera_path import CameraPolicy, CameraState, advance_camera
 from deployments.lingbot.condition import condition_slice
 from deployments.lingbot.controls import ChunkControls
 from deployments.lingbot.kv_ring import KVBlob

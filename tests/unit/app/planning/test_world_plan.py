@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.planning.world_plan import world_plan
 from deployments.lingbot.fast_forward import ChunkCosts
-from deployments.lingbot.sampler import V1_FAST
+from deployments.lingbot.sampler_tables import V1_FAST
 from deployments.lingbot.stream_config import StreamConfig
 from deployments.lingbot.world_plan import Pass, WorldPlan
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from deployments.lingbot.fast_forward import CatchUp, ChunkCosts, FrameOp, cheapest_catch_up, cheapest_frames
-from deployments.lingbot.sampler import V1_FAST
+from deployments.lingbot.sampler_tables import V1_FAST
 from deployments.lingbot.stream_config import StreamConfig
 
 ROLLING = StreamConfig(1, 5, 1, V1_FAST)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deployments.lingbot.kv_ring import KVRing, KVShape
-from deployments.lingbot.sampler import V1_FAST
+from deployments.lingbot.sampler_tables import V1_FAST
 from deployments.lingbot.stream_config import StreamConfig
 
 TOKENS, LAYERS = 3, 2

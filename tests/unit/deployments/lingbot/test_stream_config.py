@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.lingbot.sampler import V1_FAST
+from deployments.lingbot.sampler_tables import V1_FAST
 from deployments.lingbot.stream_config import (
     STREAMS,
     StreamConfig,

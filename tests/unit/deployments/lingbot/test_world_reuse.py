@@ -11,13 +11,13 @@ from diffusers import AutoencoderKLWan
 
 from cache_actors.keys import Key
 from cache_actors.world_cache import NodeGone, WorldCache
-from deployments.lingbot.camera import CameraPolicy
+from deployments.lingbot.camera_path import CameraPolicy
 from deployments.lingbot.checkpoint import WorldCheckpoint, load_stage
 from deployments.lingbot.controls import ChunkControls, Keys, key_frames
 from deployments.lingbot.fast_forward import ChunkCosts
 from deployments.lingbot.journal import JournalEntry
 from deployments.lingbot.kv_store import KVStore
-from deployments.lingbot.sampler import V1_FAST
+from deployments.lingbot.sampler_tables import V1_FAST
 from deployments.lingbot.session import World, WorldEngine, WorldSession
 from deployments.lingbot.stream_config import StreamConfig
 from deployments.lingbot.stream_decoder import StreamDecoder
