@@ -237,14 +237,20 @@ class LatentCache:
         if derived:
             return  # what a donor started is neither a donor nor bit-equal to anything
         if save.state is not None and self._config.exact_states:
-            step, data = save.state
-            older = self._store.get(entry_key("state", save.identity))
-            deeper = older is not None and older.facts["steps"][0] < step
-            self._put(save, "state", {"state": data}, (step,), derived, replacing=deeper)
+            self._save_state(save, *save.state)
         if self._similar is not None:
             donors = {step: data for step, data in save.donors.items() if step in self._similar.steps}
             if donors:
                 self._save_donor(save, donors)
+
+    def _save_state(self, save: Save, step: int, data: bytes) -> None:
+        if any(reused >= step for reused in save.identity.reused_steps):
+            # Residuals are not part of the state: a resumed run would reuse less, and end elsewhere.
+            self._refused(save, "state", "step_cache", f"steps after {step} reuse residuals from before it")
+            return
+        older = self._store.get(entry_key("state", save.identity))
+        deeper = older is not None and older.facts["steps"][0] < step
+        self._put(save, "state", {"state": data}, (step,), False, replacing=deeper)
 
     def _save_donor(self, save: Save, donors: Mapping[int, bytes]) -> None:
         assert self._similar is not None

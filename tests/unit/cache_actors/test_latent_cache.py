@@ -81,6 +81,16 @@ def test_the_deepest_state_stays(tmp_path: Path) -> None:
     assert (answer.step, answer.blobs["state"]) == (15, latents(15))
 
 
+def test_a_state_before_reused_steps_is_not_stored(tmp_path: Path) -> None:
+    """The residuals that those steps reuse are not in it, so a resumed run would not be bit-equal."""
+    cache = opened(tmp_path)
+    of = identity(reused_steps=(12, 14))
+    save(cache, of, files=None, state=(13, latents()))
+    assert cache.stats()["saves"] == {"step_cache": 1}
+    save(cache, of, files=None, state=(15, latents()))
+    assert ask(cache, of).step == 15
+
+
 def test_refresh_computes_anew_and_replaces(tmp_path: Path) -> None:
     cache = opened(tmp_path)
     save(cache, identity())
