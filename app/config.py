@@ -144,7 +144,9 @@ class Jobs(Closed):
     database_url: str = Field("sqlite:///worldstage-data/jobs.db", description="Any SQLAlchemy URL.")
     storage_url: str = Field("worldstage-data/results", description="fsspec URL or folder that every node can reach.")
     max_queued: int = Field(64, ge=1, description="Jobs waiting for a model; more are refused with 429.")
-    max_attempts: int = Field(3, ge=1, description="Runs of one job before a lost worker fails it.")
+    max_attempts: int = Field(
+        3, ge=1, description="Workers a job may lose in a row without getting any further; then it fails."
+    )
     checkpoint_every_steps: int = Field(10, ge=0, description="Steps between saved solver states; 0 saves none.")
 
 
