@@ -56,7 +56,7 @@ def test_a_model_that_cannot_fit_is_refused_with_the_memory_plan(folder: Path):
     said = refused(config([model(Path("checkpoint"), limits=huge)]), folder)
     message = said[said.rindex("failed to start") :]
     assert "GiB" in message
-    assert "tiny" in message
+    assert "lower limits.max_pixels or limits.max_frames" in message
 
 
 @pytest.mark.timeout(600)
