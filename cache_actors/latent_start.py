@@ -56,12 +56,13 @@ def check_disk(config: LatentCacheConfig) -> None:
     root = Path(config.root)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(root).free
-        used = sum(path.stat().st_size for path in root.rglob("*.*") if path.is_file())
+        room = shutil.disk_usage(root).free
+        if room < config.budget_bytes:  # what is stored already is part of the budget
+            room += sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     except OSError as error:
         raise StoreError(f"latent_cache.root: {root} cannot be used: {error}; name a writable folder") from error
-    if free + used < config.budget_bytes:
+    if room < config.budget_bytes:
         raise StoreError(
-            f"latent_cache.budget_gib: {config.budget_gib} exceeds the {(free + used) / 2**30:.1f} GiB that {root} can "
-            "hold; lower it or name a folder on a larger disk"
+            f"latent_cache.budget_gib: {config.budget_gib} exceeds the {room / 2**30:.1f} GiB that {root} can hold; "
+            "lower it or name a folder on a larger disk"
         )

@@ -299,6 +299,7 @@ def test_kill_9_loses_no_committed_entry_and_serves_no_torn_one(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # each save waits for the disk five times
 def test_ten_thousand_saves_stay_inside_the_budget(tmp_path: Path) -> None:
     budget = 100 * SMALL
     store = opened(tmp_path, budget)
