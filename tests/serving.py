@@ -216,7 +216,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
 def _start(launcher: Launcher, path: Path, target: Target) -> None:
     for last in (False, False, True):
         try:
-            return launcher.start(path, target, START_S)
+            launcher.start(path, target, START_S)
+            return
         except LaunchError as error:
             # Ray gives its own node 30 s to start, whatever else the machine does meanwhile.
             if last or "node timed out during startup" not in str(error):
