@@ -1,8 +1,8 @@
 """One pipeline stage of a Wan transformer: a block range, the first with the embedding, the last with the head.
 
 Blocks, embeddings and head are diffusers' own modules called in the order of `WanTransformer3DModel.forward`, so a
-chain of stages equals the whole model bit for bit.  Two things are hoisted out of the step: the rotary table depends on the
-shape only, and the cross-attention keys and values on the prompt only.
+chain of stages equals the whole model bit for bit. Two things are hoisted out of the step: the rotary table depends
+on the shape only, and the cross-attention keys and values on the prompt only.
 
 Axes: B batch (always 1: a branch is computed alone), T latent tokens, L text tokens, D model width, C latent channels,
 F latent frames, H/W latent height and width.
