@@ -149,6 +149,14 @@ def test_a_changed_prompt_acts_from_its_chunk_on_and_returns_with_a_rewind(make:
     assert same(run(session, "www"), plain)
 
 
+def test_a_changed_prompt_stays_in_force(make: Make) -> None:
+    once, always = WorldSession(make(), world()), WorldSession(make(), world())
+    for chunk in range(3):
+        once.generate(keys(chunk, "w", "the rain begins" if chunk == 0 else None))
+        always.generate(keys(chunk, "w", "the rain begins"))
+    assert same(latents(once), latents(always))
+
+
 def test_poses_and_keys_meet_in_one_world(make: Make) -> None:
     pose = torch.eye(4).double().numpy()
     pose[:3, 3] = [0.3, 0, 1]

@@ -159,6 +159,59 @@ def test_with_the_camera_at_zero_it_is_diffusers_wan(
     assert (flow - expected).abs().max() < tolerance
 
 
+def plain_block(w: dict[str, Tensor], x: Tensor, e0: Tensor, p: Tensor, text: Tensor, table: Tensor) -> Tensor:
+    """One block of one chunk, formula by formula: x, p [L, D]; e0 [6, D]; text [n, D] embedded; table [L, 1, E / 2]."""
+
+    def linear(name: str, a: Tensor) -> Tensor:
+        return a @ w[f"{name}.weight"].T + w[f"{name}.bias"]
+
+    def normed(a: Tensor) -> Tensor:
+        centred = a - a.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    def heads(part: str, which: str, a: Tensor) -> Tensor:
+        a = linear(f"{part}.{which}", a)
+        if which != "v":
+            a = a / (a.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w[f"{part}.norm_{which}.weight"]
+        return a.unflatten(-1, (4, 16))
+
+    def turned(a: Tensor) -> Tensor:
+        pairs = torch.complex(a[..., 0::2].double(), a[..., 1::2].double()) * table
+        return torch.stack([pairs.real, pairs.imag], -1).flatten(-2).float()
+
+    def attention(part: str, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (torch.einsum("ihe,jhe->hij", q, k) / 4).softmax(-1)
+        return linear(f"{part}.o", torch.einsum("hij,jhe->ihe", weights, v).flatten(1))
+
+    sh1, sc1, g1, sh2, sc2, g2 = w["modulation"][0] + e0
+    h = normed(x) * (1 + sc1) + sh1
+    q, k = turned(heads("self_attn", "q", h)), turned(heads("self_attn", "k", h))
+    x = x + g1 * attention("self_attn", q, k, heads("self_attn", "v", h))
+    seen = linear("cam_injector_layer2", F.silu(linear("cam_injector_layer1", p))) + p
+    x = (1 + linear("cam_scale_layer", seen)) * x + linear("cam_shift_layer", seen)
+    h = normed(x) * w["norm3.weight"] + w["norm3.bias"]
+    x = x + attention("cross_attn", *(heads("cross_attn", n, a) for n, a in (("q", h), ("k", text), ("v", text))))
+    h = normed(x) * (1 + sc2) + sh2
+    return x + g2 * linear("ffn.2", F.gelu(linear("ffn.0", h), approximate="tanh"))
+
+
+@torch.inference_mode()
+def test_a_block_is_its_formulas_camera_included(checkpoint: WorldCheckpoint) -> None:
+    stage = load(checkpoint, range(1))
+    weights = {name.removeprefix("blocks.0."): x for name, x in stage.state_dict().items()}
+    table, text, control = rotary_table(4, GRID, 16), draw(16, 48, seed=1), draw(1, 384, 2, 8, 12, seed=2)
+    hidden, time, ring = draw(1, 48, 64, seed=3), stage.time(947), ring_of(stage, GLOBAL)
+    ring.begin(0)
+    got = stage(hidden, time, stage.chunk_inputs(control, table), stage.text_kv(text), ring)
+    # '1 c (f 1) (h 2) (w 2) -> (f h w) (c 1 2 2)', then the embedding and its residual.
+    tokens = control[0].view(384, 2, 4, 2, 6, 2).permute(1, 2, 4, 0, 3, 5).reshape(48, 1536)
+    p = stage.patch_embedding_wancamctrl(tokens)
+    p = p + stage.c2ws_hidden_states_layer2(F.silu(stage.c2ws_hidden_states_layer1(p)))
+    expected = plain_block(weights, hidden[0], time.modulation[0, 0], p, stage.text_embedding(text), table)
+    # fp32 sums in another order, values up to about 10.
+    assert (got[0] - expected).abs().max() < 2e-5
+
+
 @torch.inference_mode()
 def test_the_cache_is_attention_over_all_frames_so_far(checkpoint: WorldCheckpoint) -> None:
     """Chunk by chunk with clean passes equals one pass over all chunks at t = 0 with a block-causal mask."""
