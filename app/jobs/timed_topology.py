@@ -15,6 +15,7 @@ from app.jobs.prompt_set import Video
 from app.jobs.video_pair import TimedPair, latency_interval, latency_ratio
 from deployments.stage_cache.closed import Closed
 from deployments.stage_cache.profile import Profile, topology_name
+from deployments.stage_cache.skip_schedule import Schedule
 from deployments.wan.decoder import VideoDecoder
 from deployments.wan.memory_plan import DTYPES
 from deployments.wan.text_encoder import TextEncoder
@@ -42,7 +43,7 @@ def time_topology(
     studio: Studio,
     videos: Sequence[Video],
     profile: Profile,
-    reuse: Sequence[int],
+    schedule: Schedule,
     topology: tuple[int, int],
     threads: int,
 ) -> TimedTopology:
@@ -64,12 +65,12 @@ def time_topology(
     different: list[str] = []
     trips, hits = 0, dict[str, int]()
     with LocalGang(ranks) as gang:
-        runs = PairedRuns(gang, topology, checkpoint, spec.clip, encoder, decoder).pairs(videos, reuse)
+        runs = PairedRuns(gang, topology, checkpoint, spec.clip, encoder, decoder).pairs(videos, schedule.reuse)
         bar = tqdm(zip(videos, runs, strict=True), total=len(videos), desc=topology_name(pp, cfg), unit="pair")
         for video, paired in bar:
             pairs.append(paired.pair)
             trips += paired.trips
-            native, cached = studio.native(video)[1], studio.cached(video, pp)
+            native, cached = studio.native(video)[1], studio.cached(video, pp, schedule)
             if not (torch.equal(paired.native.latents, native) and torch.equal(paired.cached.latents, cached)):
                 different.append(video.name)
             for count in paired.hits():

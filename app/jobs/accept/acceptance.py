@@ -70,10 +70,11 @@ class Tiles:
 
     video: Video
     pp: int
+    schedule: Schedule
 
     def __call__(self, studio: Studio) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Native and cached."""
-        cached = studio.decode(studio.cached(self.video, self.pp))
+        cached = studio.decode(studio.cached(self.video, self.pp, self.schedule))
         return three_frames(studio.native(self.video)[0]), three_frames(cached)
 
 
@@ -129,8 +130,9 @@ class Acceptance:
         for pp, cfg in topologies:
             if topology_name(pp, cfg) not in timed:
                 studio = Studio(self._spec, 0)
-                reuse, threads = self._schedule.reuse, self._decoder_threads
-                row = time_topology(studio, videos, self._what.profile, reuse, (pp, cfg), threads)
+                row = time_topology(
+                    studio, videos, self._what.profile, self._schedule, (pp, cfg), self._decoder_threads
+                )
                 timed[row.topology] = row
                 with path.open("a") as file:
                     file.write(row.model_dump_json() + "\n")
@@ -166,7 +168,7 @@ class Acceptance:
         videos = self._what.prompts.videos()
         with self._workers() as workers:
             for pp in pipelines:
-                tiles = workers.all([Tiles(video, pp) for video in videos], f"sheet pp{pp}")
+                tiles = workers.all([Tiles(video, pp, self._schedule) for video in videos], f"sheet pp{pp}")
                 rows = [SheetRow(v.prompt, *pair) for v, pair in zip(videos, tiles, strict=True)]
                 for start in range(0, len(rows), SHEET_ROWS):
                     name = f"sheet-pp{pp}-{start // SHEET_ROWS + 1}.png"

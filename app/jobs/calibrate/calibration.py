@@ -157,9 +157,9 @@ class Calibration:
         for pp, cfg in topologies:
             if topology_name(pp, cfg) not in timed:
                 videos = self._settings.videos()[: self._settings.timing_pairs]
-                reuse = profile.planned(self._fits().changes).schedule.reuse
+                schedule = profile.planned(self._fits().changes).schedule
                 studio = Studio(self._settings.studio(self._run), 0)
-                row = time_topology(studio, videos, profile, reuse, (pp, cfg), self._decoder_threads)
+                row = time_topology(studio, videos, profile, schedule, (pp, cfg), self._decoder_threads)
                 timed[row.topology] = row
                 with (self._run / "timed.jsonl").open("a") as file:
                     file.write(row.model_dump_json() + "\n")

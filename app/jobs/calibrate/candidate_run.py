@@ -54,7 +54,7 @@ class RunCached:
         run = chain.run(prepared, self.video.seed, cached.runner, cached.before_step)
         quality = compare(self.video, studio.native(self.video), (studio.decode(run.latents), run.latents))
         if self.keep:
-            studio.save_cached(self.video, pp, run.latents)
+            studio.save_cached(self.video, pp, self.schedule, run.latents)
         seconds = list(enumerate(run.step_seconds))
         return CachedVideo(
             quality=quality,

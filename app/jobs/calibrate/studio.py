@@ -18,6 +18,7 @@ from app.jobs.clip_settings import ClipSettings
 from app.jobs.prompt_set import Video
 from app.jobs.video_pair import Frames
 from deployments.plan import Branch
+from deployments.stage_cache.skip_schedule import Schedule
 from deployments.wan.checkpoint import WanCheckpoint, open_checkpoint
 from deployments.wan.memory_plan import DTYPES
 from deployments.wan.text_encoder import TextEncoder
@@ -80,15 +81,18 @@ class Studio:
         save_file({"latents": latents.contiguous()}, folder / f"{video.name}.safetensors")
         np.save(folder / f"{video.name}.npy", frames)
 
-    def save_cached(self, video: Video, pp: int, latents: Tensor) -> None:
-        """Keep the cached latents of a video on `pp` stages; those of the last schedule that ran."""
-        folder = self.spec.run / f"{CACHED}-pp{pp}"
+    def save_cached(self, video: Video, pp: int, schedule: Schedule, latents: Tensor) -> None:
+        """Keep the cached latents of a video on `pp` stages."""
+        folder = self._cached_folder(pp, schedule)
         folder.mkdir(exist_ok=True)
         save_file({"latents": latents.contiguous()}, folder / f"{video.name}.safetensors")
 
-    def cached(self, video: Video, pp: int) -> Tensor:
+    def cached(self, video: Video, pp: int, schedule: Schedule) -> Tensor:
         """What `save_cached` kept."""
-        return load_file(self.spec.run / f"{CACHED}-pp{pp}" / f"{video.name}.safetensors")["latents"]
+        return load_file(self._cached_folder(pp, schedule) / f"{video.name}.safetensors")["latents"]
+
+    def _cached_folder(self, pp: int, schedule: Schedule) -> Path:
+        return self.spec.run / f"{CACHED}-pp{pp}-{schedule.digest[:12]}"
 
     def native(self, video: Video) -> tuple[Frames, Tensor]:
         """Frames and latents that `save_native` kept."""
