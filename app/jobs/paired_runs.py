@@ -79,7 +79,7 @@ class PairedRuns:
         self._encoder, self._decoder = encoder, decoder
 
     def pairs(self, videos: Sequence[Video], reuse: Sequence[int], first: int = 0) -> Iterator[PairedRun]:
-        """One pair a video, after a native and a cached warm-up.  first: number of the first pair: it decides the order."""
+        """One pair a video, after a native and a cached warm-up.  first: number of the first pair, for the order."""
         for warm_up in ((), reuse):
             self._run(videos[0], warm_up)
         for number, video in enumerate(videos, start=first):
