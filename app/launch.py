@@ -192,9 +192,11 @@ def _environment() -> dict[str, str]:
     """Ray's settings: no other cluster, no usage statistics, and a token for the job server, which runs any code.
 
     Ray 2.60 asks for the token anyway in a cluster of its own, but its client sends it only if the mode is set.
+    This environment's programs come first, so that the `python` of a submitted job is the one that has our packages.
     """
     inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return {"RAY_AUTH_MODE": "token"} | inherited | {"RAY_USAGE_STATS_ENABLED": "0"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {"RAY_AUTH_MODE": "token"} | inherited | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": path}
 
 
 def _ray_token() -> str:
