@@ -23,8 +23,8 @@ from deployments.lingbot.stream_config import Layout
 from deployments.wan.checkpoint_files import (
     CheckpointError,
     TensorInfo,
-    _read_shards,
     read_json,
+    read_shards,
     read_tensor,
     some,
 )
@@ -70,7 +70,7 @@ def open_world_checkpoint(folder: Path, support: Path | None = None) -> WorldChe
     weight_map = read_json(folder, index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index}: weight_map: got {weight_map!r:.80}, expected an object of tensor: file")
-    tensors = _read_shards(folder, place, index, weight_map)
+    tensors = read_shards(folder, place, index, weight_map)
     file = f"{place}/config.json"
     config = read_dit_config(file, read_json(folder, file), tensors)
     _check_tensors(index, tensors, config)

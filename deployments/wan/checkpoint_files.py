@@ -89,7 +89,24 @@ def read_headers(folder: Path, component: str) -> dict[str, TensorInfo]:
     weight_map = read_json(folder, index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{index}: weight_map: got {weight_map!r:.80}, expected an object of tensor: file")
-    return _read_shards(folder, component, index, weight_map)
+    return read_shards(folder, component, index, weight_map)
+
+
+def read_shards(folder: Path, component: str, index: str, weight_map: dict[str, str]) -> dict[str, TensorInfo]:
+    """Headers of the files of a component that an index names.  weight_map: file of each tensor.
+
+    Raises `CheckpointError` where index and files disagree.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for shard in sorted(set(weight_map.values())):
+        if Path(shard).name != shard:
+            raise CheckpointError(f"{index}: got the file name {shard!r}, expected one without folders")
+        tensors |= _read_header(folder, f"{component}/{shard}", f", but {index} names it")
+    if lost := [name for name, shard in weight_map.items() if _file(tensors, name) != f"{component}/{shard}"]:
+        raise CheckpointError(f"{index}: says that {component}/{weight_map[min(lost)]} holds {some(lost)}; it does not")
+    if extra := tensors.keys() - weight_map.keys():
+        raise CheckpointError(f"{index}: does not list {some(extra)} of {tensors[min(extra)].file}")
+    return tensors
 
 
 def read_tensor(folder: Path, tensor: TensorInfo) -> torch.Tensor:
@@ -117,19 +134,6 @@ def _fill(buffer: memoryview, file: FileIO) -> None:
         if not (count := file.readinto(buffer)):
             raise EOFError(f"ends {len(buffer)} bytes before the tensor does")
         buffer = buffer[count:]
-
-
-def _read_shards(folder: Path, component: str, index: str, weight_map: dict[str, str]) -> dict[str, TensorInfo]:
-    tensors: dict[str, TensorInfo] = {}
-    for shard in sorted(set(weight_map.values())):
-        if Path(shard).name != shard:
-            raise CheckpointError(f"{index}: got the file name {shard!r}, expected one without folders")
-        tensors |= _read_header(folder, f"{component}/{shard}", f", but {index} names it")
-    if lost := [name for name, shard in weight_map.items() if _file(tensors, name) != f"{component}/{shard}"]:
-        raise CheckpointError(f"{index}: says that {component}/{weight_map[min(lost)]} holds {some(lost)}; it does not")
-    if extra := tensors.keys() - weight_map.keys():
-        raise CheckpointError(f"{index}: does not list {some(extra)} of {tensors[min(extra)].file}")
-    return tensors
 
 
 def _file(tensors: dict[str, TensorInfo], name: str) -> str | None:
