@@ -9,11 +9,15 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from app.jobs.train_shapes.pace import Pace
 
 
 class Average:
@@ -43,6 +47,36 @@ def save_state(path: Path, **parts: object) -> None:
 def load_state(path: Path) -> dict[str, Any] | None:
     """What `save_state` wrote; None when there is nothing to resume from."""
     return torch.load(path, map_location="cpu", weights_only=True) if path.exists() else None
+
+
+def save_training(
+    path: Path, model: nn.Module, average: Average, optimizers: Sequence[Optimizer], losses: Sequence[Any], steps: int
+) -> None:
+    """Writes all that `resume_training` needs.  losses: numbers or scalar tensors, one a step."""
+    save_state(
+        path,
+        model=model.state_dict(),
+        average=average.module.state_dict(),
+        optimizers=[optimizer.state_dict() for optimizer in optimizers],
+        losses=[float(loss) for loss in losses],
+        steps=steps,
+    )
+
+
+def resume_training(
+    path: Path, model: nn.Module, average: Average, optimizers: Sequence[Optimizer], pace: Pace
+) -> list[Any]:
+    """Puts everything where a stopped run left it; returns the losses so far, none when there was no run."""
+    state = load_state(path)
+    if state is None:
+        return []
+    model.load_state_dict(state["model"])
+    average.module.load_state_dict(state["average"])
+    for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    pace.resume(len(state["losses"]), state["steps"])
+    print(f"{path.stem.removesuffix('_state')}: goes on at step {pace.step} of {pace.steps}", flush=True)
+    return list(state["losses"])
 
 
 def rate_at(step: int, steps: int, warmup: int) -> float:

@@ -21,7 +21,7 @@ from diffusers import AutoencoderKLWan, WanPipeline
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
-from app.jobs.train_shapes.checkpointing import Average, finite, load_state, rate_at, save_state
+from app.jobs.train_shapes.checkpointing import Average, finite, rate_at, resume_training, save_training
 from app.jobs.train_shapes.clips import draw_clips, seed_of
 from app.jobs.train_shapes.conditioning import embed, tokenise, use_window
 from app.jobs.train_shapes.grammar import caption
@@ -145,25 +145,11 @@ def train_denoiser(recipe: DenoiserRecipe, out: Path, seed: int, device: torch.d
         model.transformer.compile_repeated_blocks(fullgraph=True, dynamic=False)
     optimizers = muon_and_adamw(hidden_matrices(model), model.parameters(), recipe.rate, fused=on_gpu)
     batches, check = Batches(latents, ids, recipe, seed), Batches(*checked, recipe, seed)
-    state_file, losses = out / "denoiser_state.pt", []
-    if state := load_state(state_file):
-        model.load_state_dict(state["model"])
-        average.module.load_state_dict(state["average"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        losses = state["losses"]
-        pace.resume(len(losses), state["steps"])
-        print(f"denoiser: goes on at step {pace.step} of {pace.steps}", flush=True)
+    state_file = out / "denoiser_state.pt"
+    losses = resume_training(state_file, model, average, optimizers, pace)
 
     def save() -> None:
-        save_state(
-            state_file,
-            model=model.state_dict(),
-            average=average.module.state_dict(),
-            optimizers=[o.state_dict() for o in optimizers],
-            losses=[float(x) for x in losses],
-            steps=pace.steps,
-        )
+        save_training(state_file, model, average, optimizers, losses, pace.steps)
         export(average.module, tokenizer, out)
 
     @torch.no_grad()

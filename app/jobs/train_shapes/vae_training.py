@@ -18,7 +18,7 @@ import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor, nn
 
-from app.jobs.train_shapes.checkpointing import Average, finite, load_state, rate_at, save_state
+from app.jobs.train_shapes.checkpointing import Average, finite, rate_at, resume_training, save_training
 from app.jobs.train_shapes.clips import draw_clips, seed_of
 from app.jobs.train_shapes.models import new_vae
 from app.jobs.train_shapes.muon import muon_and_adamw, set_rate
@@ -71,25 +71,11 @@ def train_vae(recipe: VaeRecipe, out: Path, seed: int, device: torch.device, pac
     whole = WholeClip(vae, norm)
     optimizers = muon_and_adamw(hidden_convolutions(vae), vae.parameters(), recipe.rate, fused=on_gpu)
     average = Average(vae, recipe.ema)
-    state_file, losses = out / "vae_state.pt", []
-    if state := load_state(state_file):
-        vae.load_state_dict(state["model"])
-        average.module.load_state_dict(state["average"])
-        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        losses = state["losses"]
-        pace.resume(len(losses), state["steps"])
-        print(f"vae: goes on at step {pace.step} of {pace.steps}", flush=True)
+    state_file = out / "vae_state.pt"
+    losses = resume_training(state_file, vae, average, optimizers, pace)
 
     def save() -> None:
-        save_state(
-            state_file,
-            model=vae.state_dict(),
-            average=average.module.state_dict(),
-            optimizers=[o.state_dict() for o in optimizers],
-            losses=[float(x) for x in losses],
-            steps=pace.steps,
-        )
+        save_training(state_file, vae, average, optimizers, losses, pace.steps)
 
     squared = torch.zeros(())
     while pace.goes_on():
