@@ -86,6 +86,10 @@ class Plan:
         """The rank within the gang that runs a branch's stage."""
         return self.chain(branch) * self.stages + stage
 
+    def branches_of(self, rank: int) -> tuple[Branch, ...]:
+        """The branches that a rank computes, in the order it does; none where guidance is off and its chain idles."""
+        return tuple(branch for branch in self.branches if self.chain(branch) == rank // self.stages)
+
     @property
     def solver_rank(self) -> int:
         """Last stage of the positive chain: it combines the branches and advances the latents."""

@@ -24,10 +24,10 @@ from deployments.plan import BRANCHES, Branch, Plan
 from deployments.stage_cache.anchors import AnchorStore
 from deployments.stage_cache.predictor import Linear
 from deployments.stage_cache.step_cache import StepCache
-from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
+from deployments.wan.checkpoint import open_checkpoint, split_blocks
 from deployments.wan.solver_spec import SolverSpec
 from deployments.wan.solver_state import SolverState
-from deployments.wan.stage import WanStage
+from deployments.wan.stage_loading import load_stages
 from deployments.wan.video_task import VideoTask
 from deployments.wan.video_worker import VideoWorker
 
@@ -72,16 +72,7 @@ class GangSpec:
         checkpoint = open_checkpoint(self.folder)
         index = rank % self.pp
         blocks = split_blocks(checkpoint.num_blocks, self.pp, self.split)[index]
-        first, last = index == 0, index == self.pp - 1
-        stages = tuple(
-            WanStage(
-                load_expert(checkpoint, expert, blocks, first=first, last=last, dtype=self.dtype, device=device),
-                self.dtype,
-                first=first,
-                last=last,
-            )
-            for expert in checkpoint.experts
-        )
+        stages = load_stages(checkpoint, blocks, self.dtype, device)
         cache = self.step_cache.build(rank, device) if self.step_cache else None
         return VideoWorker(stages, rank, device, transport, self._save if self.states else None, cache)
 

@@ -27,9 +27,9 @@ from deployments.gang.conductor import Result, Submission
 from deployments.gang.rank import Rank
 from deployments.gang.transport import Backend, Transport
 from deployments.plan import Branch
-from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
+from deployments.wan.checkpoint import open_checkpoint, split_blocks
 from deployments.wan.memory_plan import DTYPES
-from deployments.wan.stage import WanStage
+from deployments.wan.stage_loading import load_stages
 from deployments.wan.video_rank import StageCaching
 from deployments.wan.video_task import VideoTask
 from deployments.wan.video_worker import VideoWorker
@@ -78,23 +78,14 @@ class LocalRankSpec:
         return torch.device("cuda", rank % torch.cuda.device_count()) if self.on_gpu else torch.device("cpu")
 
     def worker(self, rank: int, device: torch.device, transport: Transport) -> VideoWorker:
-        """Load the rank's blocks of the model's only expert, and its share of the profile."""
+        """Load the rank's blocks, and its share of the profile."""
         checkpoint = open_checkpoint(self.checkpoint, self.revision)
         split = split_blocks(checkpoint.num_blocks, self.pp, None)
-        stage = load_stage(checkpoint.folder, split[rank % self.pp], checkpoint.num_blocks, self.dtype, device)
+        stages = load_stages(checkpoint, split[rank % self.pp], DTYPES[self.dtype], device)
         cache = None
         if self.step_cache is not None:
             cache = self.step_cache.build(tuple(map(len, split)), rank % self.pp, device)
-        return VideoWorker((stage,), rank, device, transport, None, cache)
-
-
-def load_stage(
-    folder: Path, blocks: range, num_blocks: int, dtype: Literal["float32", "bfloat16"], device: torch.device
-) -> WanStage:
-    """The stage that holds `blocks` of a model with one expert."""
-    ends = {"first": blocks.start == 0, "last": blocks.stop == num_blocks}
-    model = load_expert(open_checkpoint(str(folder)), "transformer", blocks, **ends, dtype=DTYPES[dtype], device=device)
-    return WanStage(model, DTYPES[dtype], **ends)
+        return VideoWorker(stages, rank, device, transport, None, cache)
 
 
 class LocalGang:

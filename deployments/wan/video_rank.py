@@ -13,11 +13,11 @@ from deployments.stage_cache.anchors import AnchorStore
 from deployments.stage_cache.profile import Profile
 from deployments.stage_cache.step_cache import StepCache
 from deployments.storage import Storage
-from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
+from deployments.wan.checkpoint import open_checkpoint, split_blocks
 from deployments.wan.free_memory import free_memory
 from deployments.wan.memory_plan import DTYPES, MemoryPlan
 from deployments.wan.saved_state import solver_state_key
-from deployments.wan.stage import WanStage
+from deployments.wan.stage_loading import load_stages
 from deployments.wan.video_worker import VideoWorker
 
 
@@ -77,13 +77,8 @@ class VideoRankSpec:
         checkpoint = open_checkpoint(self.checkpoint, self.revision)
         index = rank % self.pp
         split = split_blocks(checkpoint.num_blocks, self.pp, self.split)
-        blocks = split[index]
-        dtype, first, last = DTYPES[self.dtype], index == 0, index == self.pp - 1
-        stages = []
-        for expert in checkpoint.experts:
-            model = load_expert(checkpoint, expert, blocks, first=first, last=last, dtype=dtype, device=device)
-            stages.append(WanStage(model, dtype, first=first, last=last, compile_blocks=self.compile_blocks))
+        stages = load_stages(checkpoint, split[index], DTYPES[self.dtype], device, compile_blocks=self.compile_blocks)
         save = partial(save_solver_state, Storage(self.storage_url))
         caching = self.step_cache
         cache = caching.build(tuple(len(part) for part in split), index, device) if caching else None
-        return VideoWorker(tuple(stages), rank, device, transport, save, cache)
+        return VideoWorker(stages, rank, device, transport, save, cache)

@@ -10,6 +10,7 @@ Axes: B batch (1), C latent channel, F latent frame, H/W latent height and width
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,8 @@ from deployments.wan.solver import Solver
 from deployments.wan.solver_state import SolverState
 from deployments.wan.stage import Conditioning, RunBlocks, WanStage
 from deployments.wan.video_task import VideoTask
+
+logger = logging.getLogger("ray.serve")
 
 SaveState = Callable[[str, bytes], None]
 """Stores a job's solver state; called on a thread of its own."""
@@ -94,7 +97,7 @@ class VideoWorker:
             history = {k.removeprefix("solver."): x for k, x in tensors.items() if k.startswith("solver.")}
             solver.load_state(history, resume["numbers"])
             latents = tensors["latents"].to(self._device)
-        mine = [branch for branch in plan.branches if plan.chain(branch) == self._rank // plan.stages]
+        mine = plan.branches_of(self._rank)
         conditioning = {
             (expert, branch): self._stages[expert].prepare(tensors[f"text.{branch}"].to(self._device), latents.shape)
             for expert in sorted({step.expert for step in plan.steps})
@@ -160,7 +163,7 @@ class VideoWorker:
         first, last = index == 0, index == plan.stages - 1
         on_solver_rank = self._rank == plan.solver_rank
         predictions: dict[Branch, Tensor] = {}
-        mine = [branch for branch in plan.branches if plan.chain(branch) == chain]
+        mine = plan.branches_of(self._rank)
         self._take_due(state)
         if state.cached:
             self._watch(request, state, step.index, native)
@@ -281,7 +284,10 @@ class VideoWorker:
             if copied:
                 copied.synchronize()
             latents = on_host.pop("latents")
-            save_state(job, SolverState(step, latents, on_host, numbers).to_bytes())
+            try:
+                save_state(job, SolverState(step, latents, on_host, numbers).to_bytes())
+            except Exception:  # nobody reads the future; the job goes on, a lost worker would only cost it more steps
+                logger.exception("job %s: its solver state at step %d could not be saved", job, step)
 
         self._saver.submit(write)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
@@ -19,9 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from deployments.gang.transport import Alone, Backend, Lane, Transport
-from deployments.wan.checkpoint import load_expert, open_checkpoint, split_blocks
+from deployments.wan.checkpoint import open_checkpoint, split_blocks
 from deployments.wan.memory_plan import DTYPES
 from deployments.wan.stage import WanStage
+from deployments.wan.stage_loading import load_stages
 from deployments.wan.video_worker import VideoWorker
 
 HOP_REPEATS = 20
@@ -192,7 +193,9 @@ class BenchRankSpec:
 
     def worker(self, rank: int, device: torch.device, transport: Transport) -> MarkedWorker:
         """Load the rank's blocks and measure the hop."""
-        stages = load_stages(self.folder, self.pp, rank % self.pp, self.dtype, device, self.compile_blocks)
+        checkpoint = open_checkpoint(self.folder)
+        blocks = split_blocks(checkpoint.num_blocks, self.pp, None)[rank % self.pp]
+        stages = load_stages(checkpoint, blocks, DTYPES[self.dtype], device, compile_blocks=self.compile_blocks)
         report = RankReport()
         if not isinstance(transport, Alone):
             dist.barrier()  # ranks load at their own pace
@@ -201,24 +204,6 @@ class BenchRankSpec:
                 if rank < 2:
                     report.hop_s[tokens] = _hop(transport, hidden, rank)
         return MarkedWorker(stages, rank, device, transport, report, self.on_end, self.watched)
-
-
-def load_stages(
-    folder: str, pp: int, index: int, dtype: str, device: torch.device, compile_blocks: bool
-) -> tuple[WanStage, ...]:
-    """Stage `index` of `pp` of each expert."""
-    checkpoint = open_checkpoint(folder)
-    blocks = split_blocks(checkpoint.num_blocks, pp, None)[index]
-    ends: Mapping[str, Any] = {"first": index == 0, "last": index == pp - 1}
-    return tuple(
-        WanStage(
-            load_expert(checkpoint, expert, blocks, **ends, dtype=DTYPES[dtype], device=device),
-            DTYPES[dtype],
-            **ends,
-            compile_blocks=compile_blocks,
-        )
-        for expert in checkpoint.experts
-    )
 
 
 def _hop(transport: Transport, hidden: Tensor, rank: int) -> float:

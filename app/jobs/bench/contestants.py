@@ -20,7 +20,6 @@ import torch
 from diffusers import AutoencoderKLWan, WanPipeline
 from torch import Tensor
 
-from app.jobs.bench.bench_rank import load_stages
 from app.jobs.bench.bench_request import BenchRequest
 from app.jobs.bench.listener import WaitingListener
 from deployments.gang.rank import Rank
@@ -28,6 +27,7 @@ from deployments.gang.transport import Transport
 from deployments.wan.checkpoint import open_checkpoint
 from deployments.wan.decoder import VideoDecoder
 from deployments.wan.memory_plan import DTYPES
+from deployments.wan.stage_loading import load_stages
 from deployments.wan.text_encoder import TextEncoder
 from deployments.wan.video_worker import VideoWorker
 
@@ -148,7 +148,9 @@ class _SoloSpec:
         return self.on
 
     def worker(self, rank: int, device: torch.device, transport: Transport) -> VideoWorker:
-        stages = load_stages(self.folder, 1, 0, self.dtype, device, self.compile_blocks)
+        checkpoint = open_checkpoint(self.folder)
+        blocks = range(checkpoint.num_blocks)
+        stages = load_stages(checkpoint, blocks, DTYPES[self.dtype], device, compile_blocks=self.compile_blocks)
         return VideoWorker(stages, rank, device, transport)
 
 

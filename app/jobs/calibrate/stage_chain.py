@@ -18,16 +18,17 @@ from diffusers.utils.torch_utils import randn_tensor
 from torch import Tensor
 
 from app.jobs.clip_settings import ClipSettings
-from app.jobs.local_gang import load_stage
 from deployments.plan import BRANCHES, Branch
 from deployments.stage_cache.anchors import AnchorStore
 from deployments.stage_cache.predictor import Predictor
 from deployments.stage_cache.skip_schedule import Schedule
 from deployments.stage_cache.step_cache import ErrorLimits, StepCache
 from deployments.wan.checkpoint import WanCheckpoint, split_blocks
+from deployments.wan.memory_plan import DTYPES
 from deployments.wan.solver import Solver
 from deployments.wan.solver_state import SolverState
 from deployments.wan.stage import Conditioning, RunBlocks
+from deployments.wan.stage_loading import load_stages
 
 Runner = Callable[[Branch, int, int], RunBlocks | None]
 """(branch, stage, step) -> what calls that stage's blocks or predicts their output; None calls them."""
@@ -62,7 +63,8 @@ class StageChain:
         clip: ClipSettings,
     ) -> None:
         split = split_blocks(checkpoint.num_blocks, pp, None)
-        self.stages = [load_stage(checkpoint.folder, blocks, checkpoint.num_blocks, dtype, device) for blocks in split]
+        # A profile is for models with one expert, so each range gives one stage.
+        self.stages = [load_stages(checkpoint, blocks, DTYPES[dtype], device)[0] for blocks in split]
         self._device, self._clip = device, clip
         self._spec, self._shape = clip.solver(checkpoint), clip.latent_shape(checkpoint)
 

@@ -12,12 +12,12 @@ import torch
 from app.jobs.calibrate_latent_cache.damage import Frames
 from app.planning.video_plan import video_plan
 from deployments.gang.transport import Alone
-from deployments.wan.checkpoint import WanCheckpoint, load_expert
+from deployments.wan.checkpoint import WanCheckpoint
 from deployments.wan.decoder import VideoDecoder
 from deployments.wan.memory_plan import DTYPES
 from deployments.wan.solver_spec import SolverSpec
 from deployments.wan.solver_state import SolverState
-from deployments.wan.stage import WanStage
+from deployments.wan.stage_loading import load_stages
 from deployments.wan.text_encoder import TextEncoder
 from deployments.wan.video_task import VideoTask
 from deployments.wan.video_worker import VideoWorker
@@ -44,16 +44,7 @@ class WanGenerator:
         self._solver, self._shape, self._guidance = solver, latent_shape, guidance
         self._negative, self._length = negative_prompt, max_sequence_length
         kind = DTYPES[dtype]
-        blocks = range(checkpoint.num_blocks)
-        stages = tuple(
-            WanStage(
-                load_expert(checkpoint, expert, blocks, first=True, last=True, dtype=kind, device=device),
-                kind,
-                first=True,
-                last=True,
-            )
-            for expert in checkpoint.experts
-        )
+        stages = load_stages(checkpoint, range(checkpoint.num_blocks), kind, device)
         self._text = TextEncoder(Path(checkpoint.folder), kind, device)
         self._decoder = VideoDecoder(Path(checkpoint.folder), torch.float32, device)
         self._states: dict[int, SolverState] = {}
