@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +32,8 @@ class Result:
     """On the CPU."""
     ranks: list[dict[str, Any]]
     """What each rank did, as plain data; the worker knows its fields."""
+    saved: Future[None] | None = None
+    """Done once the latents are stored: no loss of a process asks for them again.  None where nobody stores them."""
 
 
 class Worker(Protocol):

@@ -136,6 +136,8 @@ class StageReplica:
                 else:
                     result, seconds = item
                     ended = True
+                    if result.saved is not None:
+                        await asyncio.wrap_future(result.saved)
                     logger.info("%s: denoised in %.3f s", key, seconds)
                     blob = await asyncio.to_thread(save, {"latents": result.latents})
                     yield GangEvent(kind="result", latents=[ray.put(blob)], ranks=result.ranks, seconds=seconds)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -223,8 +223,9 @@ class VideoWorker:
             # Rank 0 learns from every step's latents that the step is done; the second chain needs no last ones.
             if rank != self._rank and (rank == 0 or not final):
                 self._transport.send(state.latents, rank, "latents", request)
-        if self._save_state and task.checkpoint_every and (final or (step.index + 1) % task.checkpoint_every == 0):
-            self._save(state, step.index + 1)
+        wanted = self._save_state is not None and task.checkpoint_every  # the last step's is rank 0's, in `result`
+        if wanted and not final and (step.index + 1) % task.checkpoint_every == 0:
+            self._save_between_steps(state, step.index + 1)
 
     def _take_due(self, state: _Request) -> None:
         while state in self._due:
@@ -257,7 +258,9 @@ class VideoWorker:
         reports = [self._report(state) | {"native": state.native}]
         if state.task.plan.steps:
             reports += self._transport.gather(request, "report")
-        return Result(state.latents.cpu(), reports)
+        latents, task = state.latents.cpu(), state.task
+        saved = self._save(task.job, task.solver.steps, latents, {}, {}) if task.checkpoint_every else None
+        return Result(latents, reports, saved)
 
     def close(self, request: int) -> None:
         """Drop what the request holds.  Latents still on their way are taken, or the next request would get them."""
@@ -270,26 +273,38 @@ class VideoWorker:
         """Finish the writes that have begun."""
         self._saver.shutdown(wait=True, cancel_futures=True)
 
-    def _save(self, state: _Request, step: int) -> None:
+    def _save_between_steps(self, state: _Request, step: int) -> None:
         tensors, numbers = state.solver.state()
         # Copies on this stream, so the solver may go on; the saver's thread waits for them.
         on_host = {name: self._to_host(x) for name, x in (("latents", state.latents), *tensors.items())}
         copied = torch.cuda.Event() if self._device.type == "cuda" else None
         if copied:
             copied.record()
-        save_state, job = self._save_state, state.task.job
-        assert save_state is not None
+        self._save(state.task.job, step, on_host.pop("latents"), on_host, numbers, copied)
+
+    def _save(
+        self,
+        job: str,
+        step: int,
+        latents: Tensor,
+        tensors: Mapping[str, Tensor],
+        numbers: Mapping[str, Any],
+        copied: torch.cuda.Event | None = None,
+    ) -> Future[None] | None:
+        """On the saver's thread, once `copied` has passed.  Returns None on a gang that saves nothing."""
+        save_state = self._save_state
+        if save_state is None:
+            return None
 
         def write() -> None:
             if copied:
                 copied.synchronize()
-            latents = on_host.pop("latents")
             try:
-                save_state(job, SolverState(step, latents, on_host, numbers).to_bytes())
-            except Exception:  # nobody reads the future; the job goes on, a lost worker would only cost it more steps
+                save_state(job, SolverState(step, latents, tensors, numbers).to_bytes())
+            except Exception:  # the job goes on: a lost worker would only cost it more steps
                 logger.exception("job %s: its solver state at step %d could not be saved", job, step)
 
-        self._saver.submit(write)
+        return self._saver.submit(write)
 
     def _to_host(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":
