@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 
 from cache_actors.blob_store import StoreError
+from cache_actors.disk_room import check_disk
 from cache_actors.embedder import Embedder, EmbedderUnavailable, FolderEmbedder, checked
 from cache_actors.latent_cache import LatentCache
 from cache_actors.latent_config import FolderEmbedderConfig, LatentCacheConfig
@@ -21,7 +21,7 @@ def open_cache(config: LatentCacheConfig) -> LatentCache:
 
     Raises StoreError, MapError, EmbedderUnavailable, IndexUnavailable, each with its cure.
     """
-    check_disk(config)
+    check_disk("latent_cache", Path(config.root), config.budget_gib)
     embedder = open_embedder(config)
     served = None if config.approximate is None else load_map(Path(config.approximate.similarity_map))
     deadline = time.monotonic() + OWNER_WAIT_S
@@ -49,20 +49,3 @@ def open_embedder(config: LatentCacheConfig) -> Embedder | None:
     if float(one @ two) > 0.999:
         raise EmbedderUnavailable("embedder.folder: unlike sentences get one vector; check that its weights are whole")
     return embedder
-
-
-def check_disk(config: LatentCacheConfig) -> None:
-    """Raises StoreError when the folder cannot be made or the disk has less room than the budget."""
-    root = Path(config.root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        room = shutil.disk_usage(root).free
-        if room < config.budget_bytes:  # what is stored already is part of the budget
-            room += sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
-    except OSError as error:
-        raise StoreError(f"latent_cache.root: {root} cannot be used: {error}; name a writable folder") from error
-    if room < config.budget_bytes:
-        raise StoreError(
-            f"latent_cache.budget_gib: {config.budget_gib} exceeds the {room / 2**30:.1f} GiB that {root} can hold; "
-            "lower it or name a folder on a larger disk"
-        )
