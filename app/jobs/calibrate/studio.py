@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from app.jobs.calibrate.clip_decoder import ClipDecoder, clip_decoder
 from app.jobs.calibrate.stage_chain import Prepared, StageChain
 from app.jobs.clip_settings import ClipSettings
 from app.jobs.prompt_set import Video
@@ -20,6 +20,7 @@ from app.jobs.video_pair import Frames
 from deployments.plan import Branch
 from deployments.stage_cache.skip_schedule import Schedule
 from deployments.wan.checkpoint import WanCheckpoint, open_checkpoint
+from deployments.wan.decoder import VideoDecoder
 from deployments.wan.memory_plan import DTYPES
 from deployments.wan.text_encoder import TextEncoder
 
@@ -72,7 +73,8 @@ class Studio:
 
     def decode(self, latents: Tensor) -> Frames:
         """[1, C, F, H, W] to frames as they are served."""
-        return self._decoder.decode(latents)
+        frames: Frames = self._decoder.decode(latents, threading.Event())  # nobody cancels it
+        return frames
 
     def save_native(self, video: Video, latents: Tensor, frames: Frames) -> None:
         """Keep the reference of a video."""
@@ -101,9 +103,8 @@ class Studio:
         return frames, load_file(folder / f"{video.name}.safetensors")["latents"]
 
     @cached_property
-    def _decoder(self) -> ClipDecoder:
-        clip, base_dim = self.spec.clip, int(self.checkpoint.vae_config["base_dim"])
-        return clip_decoder(self.checkpoint.folder, self.device, clip.width, clip.height, clip.num_frames, base_dim)
+    def _decoder(self) -> VideoDecoder:
+        return VideoDecoder(self.checkpoint.folder, torch.float32, self.device)
 
     def _text(self, prompt: str) -> dict[Branch, Tensor]:
         return {"positive": self._texts[f"positive.{prompt}"], "negative": self._texts["negative"]}
