@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from deployments.lingbot.checkpoint import WorldCheckpoint, load_stage
 from deployments.lingbot.kv_ring import KVRing, KVShape
+from deployments.lingbot.random_checkpoint import SMALL
 from deployments.lingbot.rope import rotary_table
 from deployments.lingbot.sampler_tables import V1_FAST
 from deployments.lingbot.stage import WorldStage
 from deployments.lingbot.stream_config import StreamConfig
-from tests.world_checkpoints import SMALL
 
 CPU = torch.device("cpu")
 GRID = (2, 4, 6)

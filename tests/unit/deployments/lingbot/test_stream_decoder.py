@@ -10,12 +10,12 @@ import torch
 from diffusers import AutoencoderKLWan
 from torch import Tensor
 
+from deployments.lingbot.checkpoint import VAE_FILE
 from deployments.lingbot.condition import condition_slice, encode_condition
 from deployments.lingbot.stream_config import WARM_LATENTS
 from deployments.lingbot.stream_decoder import StreamDecoder
 from deployments.lingbot.vae import latent_statistics, load_vae
 from deployments.wan.checkpoint_files import CheckpointError
-from tests.world_checkpoints import VAE_FILE
 
 CHUNK, CHUNKS = 3, 15
 

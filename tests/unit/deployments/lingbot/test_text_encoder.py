@@ -6,23 +6,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import UMT5Config, UMT5EncoderModel
+from transformers import UMT5EncoderModel
 
+from deployments.lingbot.checkpoint import TEXT_FILE
+from deployments.lingbot.random_checkpoint import WORDS, parameter_shapes, random_tensors, text_config
 from deployments.lingbot.text_encoder import WorldTextEncoder, clean_prompt
 from deployments.wan.checkpoint_files import CheckpointError
-from tests.checkpoints import WORDS, randomize
-from tests.world_checkpoints import TEXT_FILE
 
 CPU = torch.device("cpu")
 
 
 def test_it_is_transformers_model_on_the_same_weights(world_folder: Path) -> None:
     encoder = WorldTextEncoder(world_folder, 16, torch.float32, CPU)
-    # Drawn as `tests.world_checkpoints.write_support` draws it; the file is bf16.
-    config = UMT5Config(vocab_size=len(WORDS) + 3, d_model=48, d_kv=12, d_ff=96, num_layers=2, num_heads=4)
-    twin = UMT5EncoderModel(config)
-    randomize(twin, 2)
-    twin = twin.bfloat16().float().eval()
+    # Drawn as `random_checkpoint.write_support` draws it; the file is bf16.
+    twin = UMT5EncoderModel(text_config(48)).eval().requires_grad_(False)
+    drawn = random_tensors(parameter_shapes(twin), 2, torch.bfloat16, CPU)
+    for name, parameter in twin.named_parameters():
+        parameter.copy_(drawn[name])
     ids = torch.tensor([[3 + WORDS.index(word) for word in ("a", "red", "circle")] + [1]])  # </s> ends it
     with torch.inference_mode():
         expected = twin(ids).last_hidden_state[0]

@@ -12,7 +12,7 @@ from diffusers import AutoencoderKLWan
 from cache_actors.keys import Key
 from cache_actors.world_cache import NodeGone, WorldCache
 from deployments.lingbot.camera_path import CameraPolicy
-from deployments.lingbot.checkpoint import WorldCheckpoint, load_stage
+from deployments.lingbot.checkpoint import VAE_FILE, WorldCheckpoint, load_stage
 from deployments.lingbot.controls import ChunkControls, Keys, key_frames
 from deployments.lingbot.fast_forward import ChunkCosts
 from deployments.lingbot.journal import JournalEntry
@@ -23,7 +23,6 @@ from deployments.lingbot.stream_config import StreamConfig
 from deployments.lingbot.stream_decoder import StreamDecoder
 from deployments.lingbot.text_encoder import WorldTextEncoder
 from deployments.lingbot.vae import load_vae
-from tests.world_checkpoints import VAE_FILE
 from tests.world_material import MATERIAL
 
 CPU, CHUNK, SIZE = torch.device("cpu"), 2, (16, 32)
