@@ -76,10 +76,14 @@ class GangSpec:
         cache = self.step_cache.build(rank, device) if self.step_cache else None
         return VideoWorker(stages, rank, device, transport, self._save if self.states else None, cache)
 
-    def _save(self, job: str, data: bytes) -> None:
+    def _save(self, key: str, data: bytes) -> None:
         assert self.states is not None
-        state = SolverState.from_bytes(data)
-        (Path(self.states) / f"{job}-{state.step:03d}").write_bytes(data)
+        job, name = key.split("/")
+        if name.startswith("donor"):
+            (Path(self.states) / f"{job}-{name}").write_bytes(data)
+        else:
+            state = SolverState.from_bytes(data)
+            (Path(self.states) / f"{job}-{state.step:03d}").write_bytes(data)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class Ask:
     guidance: tuple[float, float] = (5.0, 5.0)
     flow_shift: float = 3.0
     checkpoint_every: int = 0
+    donor_steps: tuple[int, ...] = ()
     resume: SolverState | None = None
     reuse: tuple[int, ...] = ()
     """Steps that the plan reuses."""
@@ -119,7 +124,16 @@ class Ask:
             start=start,
             reuse=self.reuse,
         )
-        task = VideoTask(self.job, plan, solver, self.latent_shape, self.seed, self.guidance, self.checkpoint_every)
+        task = VideoTask(
+            self.job,
+            plan,
+            solver,
+            self.latent_shape,
+            self.seed,
+            self.guidance,
+            self.checkpoint_every,
+            self.donor_steps,
+        )
         tensors = {f"text.{branch}": x for branch, x in self.text.items()}
         resume = None
         if self.resume:

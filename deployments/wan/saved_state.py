@@ -1,4 +1,4 @@
-"""A saved solver state as the driver sees it: how far it got, and a blob to hand on.  No torch."""
+"""What ranks store of a job, as the driver sees it: keys, how far it got, and blobs to hand on.  No torch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ _PREFIX_BYTES = 8
 def solver_state_key(job: str) -> str:
     """Where a job's latest solver state is stored."""
     return f"{job}/solver.safetensors"
+
+
+def donor_key(job: str, step: int) -> str:
+    """Where the latents that enter `step` are stored for other requests to start from."""
+    return f"{job}/donor-{step:04d}.safetensors"
+
+
+def restarted_numbers(solver_order: int) -> dict[str, Any]:
+    """Plain numbers of a solver without history: its order starts again at 1."""
+    return {"lower_order_nums": 0, "this_order": None, "timestep_list": [None] * solver_order}
 
 
 @dataclass(frozen=True)

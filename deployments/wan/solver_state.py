@@ -10,7 +10,8 @@ from typing import Any
 from safetensors.torch import load, save
 from torch import Tensor
 
-from deployments.wan.saved_state import SavedState
+from deployments.wan.saved_state import SavedState, restarted_numbers
+from deployments.wan.solver_spec import SolverSpec
 
 
 @dataclass(frozen=True)
@@ -42,3 +43,8 @@ class SolverState:
             tensors={name.removeprefix("solver."): x for name, x in tensors.items()},
             numbers=saved.numbers,
         )
+
+
+def restarted_state(step: int, latents: Tensor, solver: SolverSpec) -> SolverState:
+    """latents: another run's, [1, C, F, H, W] fp32, entering `step`; without history the order starts again at 1."""
+    return SolverState(step, latents, {}, restarted_numbers(int(solver.config.get("solver_order", 1))))

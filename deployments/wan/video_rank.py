@@ -16,14 +16,13 @@ from deployments.storage import Storage
 from deployments.wan.checkpoint import open_checkpoint, split_blocks
 from deployments.wan.free_memory import free_memory
 from deployments.wan.memory_plan import DTYPES, MemoryPlan
-from deployments.wan.saved_state import solver_state_key
 from deployments.wan.stage_loading import load_stages
 from deployments.wan.video_worker import VideoWorker
 
 
-def save_solver_state(storage: Storage, job: str, data: bytes) -> None:
-    """Replace a job's solver state."""
-    storage.put_bytes(data, solver_state_key(job))
+def store(storage: Storage, key: str, data: bytes) -> None:
+    """Replace what is stored under a key."""
+    storage.put_bytes(data, key)
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class VideoRankSpec:
         index = rank % self.pp
         split = split_blocks(checkpoint.num_blocks, self.pp, self.split)
         stages = load_stages(checkpoint, split[index], DTYPES[self.dtype], device, compile_blocks=self.compile_blocks)
-        save = partial(save_solver_state, Storage(self.storage_url))
+        save = partial(store, Storage(self.storage_url))
         caching = self.step_cache
         cache = caching.build(tuple(len(part) for part in split), index, device) if caching else None
         return VideoWorker(stages, rank, device, transport, save, cache)

@@ -25,6 +25,8 @@ class VideoTask:
     """Scale for each expert."""
     checkpoint_every: int
     """Steps between saved solver states; 0 saves none."""
+    donor_steps: tuple[int, ...] = ()
+    """Steps whose entering latents are stored for other requests."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `from_json` is the inverse."""
@@ -41,4 +43,5 @@ class VideoTask:
             seed=data["seed"],
             guidance=tuple(data["guidance"]),
             checkpoint_every=data["checkpoint_every"],
+            donor_steps=tuple(data["donor_steps"]),
         )

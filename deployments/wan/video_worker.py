@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from diffusers.utils.torch_utils import randn_tensor
+from safetensors.torch import save
 from torch import Tensor
 
 from deployments.gang.conductor import Result
@@ -27,6 +28,7 @@ from deployments.gang.transport import Transport
 from deployments.plan import Branch, Step, StepOp
 from deployments.stage_cache.skip_schedule import Schedule
 from deployments.stage_cache.step_cache import StepCache
+from deployments.wan.saved_state import donor_key, solver_state_key
 from deployments.wan.solver import Solver
 from deployments.wan.solver_state import SolverState
 from deployments.wan.stage import Conditioning, RunBlocks, WanStage
@@ -34,8 +36,8 @@ from deployments.wan.video_task import VideoTask
 
 logger = logging.getLogger("ray.serve")
 
-SaveState = Callable[[str, bytes], None]
-"""Stores a job's solver state; called on a thread of its own."""
+Store = Callable[[str, bytes], None]
+"""Stores bytes under a key of `saved_state`; called on a thread of its own."""
 
 
 @dataclass(eq=False)
@@ -58,7 +60,7 @@ class _Request:
 class VideoWorker:
     """The work of one rank.
 
-    stages: this rank's stage of each expert.  rank: within the gang.  save_state: None on a gang that saves nothing.
+    stages: this rank's stage of each expert.  rank: within the gang.  store: None on a gang that saves nothing.
     step_cache: of the rank's only stage; None on a gang whose plans reuse no step.
     """
 
@@ -68,13 +70,13 @@ class VideoWorker:
         rank: int,
         device: torch.device,
         transport: Transport,
-        save_state: SaveState | None = None,
+        store: Store | None = None,
         step_cache: StepCache | None = None,
     ) -> None:
         self._stages, self._rank, self._device, self._transport = stages, rank, device, transport
         self._step_cache = step_cache
-        self._save_state = save_state
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="solver-state")
+        self._store = store
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="saver")
         self._requests: dict[int, _Request] = {}
         self._due: deque[_Request] = deque()
         """Second chain's first rank: requests whose latents are on their way, in the order they were sent."""
@@ -223,9 +225,13 @@ class VideoWorker:
             # Rank 0 learns from every step's latents that the step is done; the second chain needs no last ones.
             if rank != self._rank and (rank == 0 or not final):
                 self._transport.send(state.latents, rank, "latents", request)
-        wanted = self._save_state is not None and task.checkpoint_every  # the last step's is rank 0's, in `result`
-        if wanted and not final and (step.index + 1) % task.checkpoint_every == 0:
+        if self._store is None or final:  # the last step's latents are rank 0's to save, in `result`
+            return
+        if task.checkpoint_every and (step.index + 1) % task.checkpoint_every == 0:
             self._save_between_steps(state, step.index + 1)
+        if step.index + 1 in task.donor_steps:
+            latents, copied = self._to_host(state.latents), self._mark()
+            self._save(donor_key(task.job, step.index + 1), lambda: save({"latents": latents}), copied)
 
     def _take_due(self, state: _Request) -> None:
         while state in self._due:
@@ -259,7 +265,8 @@ class VideoWorker:
         if state.task.plan.steps:
             reports += self._transport.gather(request, "report")
         latents, task = state.latents.cpu(), state.task
-        saved = self._save(task.job, task.solver.steps, latents, {}, {}) if task.checkpoint_every else None
+        last = SolverState(task.solver.steps, latents, {}, {})
+        saved = self._save(solver_state_key(task.job), last.to_bytes) if task.checkpoint_every else None
         return Result(latents, reports, saved)
 
     def close(self, request: int) -> None:
@@ -276,35 +283,35 @@ class VideoWorker:
     def _save_between_steps(self, state: _Request, step: int) -> None:
         tensors, numbers = state.solver.state()
         # Copies on this stream, so the solver may go on; the saver's thread waits for them.
-        on_host = {name: self._to_host(x) for name, x in (("latents", state.latents), *tensors.items())}
-        copied = torch.cuda.Event() if self._device.type == "cuda" else None
-        if copied:
-            copied.record()
-        self._save(state.task.job, step, on_host.pop("latents"), on_host, numbers, copied)
+        latents, on_host = self._to_host(state.latents), {name: self._to_host(x) for name, x in tensors.items()}
+        saved = SolverState(step, latents, on_host, numbers)
+        self._save(solver_state_key(state.task.job), saved.to_bytes, self._mark())
 
     def _save(
-        self,
-        job: str,
-        step: int,
-        latents: Tensor,
-        tensors: Mapping[str, Tensor],
-        numbers: Mapping[str, Any],
-        copied: torch.cuda.Event | None = None,
+        self, key: str, to_bytes: Callable[[], bytes], copied: torch.cuda.Event | None = None
     ) -> Future[None] | None:
         """On the saver's thread, once `copied` has passed.  Returns None on a gang that saves nothing."""
-        save_state = self._save_state
-        if save_state is None:
+        store = self._store
+        if store is None:
             return None
 
         def write() -> None:
             if copied:
                 copied.synchronize()
             try:
-                save_state(job, SolverState(step, latents, tensors, numbers).to_bytes())
+                store(key, to_bytes())
             except Exception:  # the job goes on: a lost worker would only cost it more steps
-                logger.exception("job %s: its solver state at step %d could not be saved", job, step)
+                logger.exception("%s could not be stored", key)
 
         return self._saver.submit(write)
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """Passed once the device has done what is queued now; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        mark = torch.cuda.Event()
+        mark.record()
+        return mark
 
     def _to_host(self, x: Tensor) -> Tensor:
         if x.device.type == "cpu":

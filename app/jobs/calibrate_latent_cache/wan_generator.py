@@ -16,7 +16,7 @@ from deployments.wan.checkpoint import WanCheckpoint
 from deployments.wan.decoder import VideoDecoder
 from deployments.wan.memory_plan import DTYPES
 from deployments.wan.solver_spec import SolverSpec
-from deployments.wan.solver_state import SolverState
+from deployments.wan.solver_state import SolverState, restarted_state
 from deployments.wan.stage_loading import load_stages
 from deployments.wan.text_encoder import TextEncoder
 from deployments.wan.video_task import VideoTask
@@ -70,7 +70,7 @@ class WanGenerator:
         """End the worker's thread."""
         self._worker.shutdown()
 
-    def _keep(self, job: str, data: bytes) -> None:
+    def _keep(self, key: str, data: bytes) -> None:
         state = SolverState.from_bytes(data)
         with self._arrived:
             self._states[state.step] = state
@@ -101,10 +101,3 @@ class WanGenerator:
         finally:
             worker.close(0)
         return self._decoder.decode(latents, threading.Event())
-
-
-def restarted_state(step: int, latents: torch.Tensor, solver: SolverSpec) -> SolverState:
-    """latents: another run's, [1, C, F, H, W] fp32, entering `step`; without history the order starts again at 1."""
-    order = int(solver.config.get("solver_order", 1))
-    numbers = {"lower_order_nums": 0, "this_order": None, "timestep_list": [None] * order}
-    return SolverState(step, latents, {}, numbers)

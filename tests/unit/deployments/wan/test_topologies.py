@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers import UniPCMultistepScheduler, WanPipeline
+from safetensors.torch import load_file
 from torch import Tensor
 
-from deployments.wan.solver_state import SolverState
+from deployments.wan.solver_spec import SolverSpec
+from deployments.wan.solver_state import SolverState, restarted_state
 from tests.checkpoints import write_wan_checkpoint
 from tests.gangs import Ask, GangSpec, run_gang
 
@@ -121,6 +123,32 @@ def test_a_saved_solver_state_continues_bit_for_bit(folder: str, tmp_path: Path,
         later = Ask("later", request.text, SHAPE, steps=STEPS, resume=resume)
         got = run_gang(GangSpec(folder, pp, cfg), [[later]], tmp_path)
         assert torch.equal(got["later"], want), saved
+
+
+@pytest.mark.parametrize(("pp", "cfg"), [(1, 1), (2, 2)])
+def test_donor_latents_are_those_entering_the_wanted_steps(folder: str, tmp_path: Path, pp: int, cfg: int):
+    states = tmp_path / "states"
+    states.mkdir()
+    request, want = ask(
+        folder, torch.float32, "a red circle moving left", "job", checkpoint_every=2, donor_steps=(2, 3)
+    )
+    plain, want_plain = ask(folder, torch.float32, "a green triangle", "plain")
+    got = run_gang(GangSpec(folder, pp, cfg, states=str(states)), [[request, plain]], tmp_path)
+    assert torch.equal(got["job"], want)
+    assert torch.equal(got["plain"], want_plain)
+    stored = {p.name for p in states.iterdir() if "donor" in p.name}
+    assert stored == {"job-donor-0002.safetensors", "job-donor-0003.safetensors"}  # nothing of the plain one
+    entering_2 = load_file(states / "job-donor-0002.safetensors")["latents"]
+    assert torch.equal(entering_2, SolverState.from_bytes((states / "job-002").read_bytes()).latents)
+    # Another request starts from them: its solver's order begins anew.
+    solver = request.submission(GangSpec(folder), None).spec["task"]["solver"]
+    resume = restarted_state(2, entering_2, SolverSpec(**solver))
+    got = run_gang(
+        GangSpec(folder, pp, cfg), [[Ask("warm", request.text, SHAPE, steps=STEPS, resume=resume)]], tmp_path
+    )
+    # Same prompt, other history: near, as the solver's order makes a small difference, and not equal.
+    assert not torch.equal(got["warm"], want)
+    assert (got["warm"] - want).norm() / want.norm() < 0.2
 
 
 @pytest.mark.parametrize(("pp", "cfg"), [(1, 1), (1, 2), (2, 2)])
