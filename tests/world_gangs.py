@@ -14,18 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from app.planning.world_plan import world_plan
+from app.planning.world_task import task_tensors, world_task
 from cache_actors.keys import Key, path_keys
 from deployments.gang.conductor import Submission
 from deployments.gang.rank import Rank
 from deployments.gang.transport import Transport
-from deployments.lingbot.camera_path import CameraPolicy, CameraState, advance_camera
+from deployments.lingbot.camera_path import CameraPolicy
 from deployments.lingbot.checkpoint import load_stage, open_world_checkpoint
 from deployments.lingbot.controls import ChunkControls
 from deployments.lingbot.fast_forward import ChunkCosts
 from deployments.lingbot.session import World
 from deployments.lingbot.stream_config import StreamConfig
 from deployments.lingbot.world_plan import WorldPlan
-from deployments.lingbot.world_task import ChunkTask, WorldTask
 from deployments.lingbot.world_worker import WorldWorker
 from deployments.wan.checkpoint import split_blocks
 from tests.gangs import Waiter
@@ -97,35 +97,9 @@ class WorldClient:
             stages=stages, stream=self.stream, costs=self.costs, live=live, kept=kept, generate=len(wanted)
         )
         self.plans.append(plan)
-        every = [*self.controls, *wanted]
-        computed = [one.chunk for one in plan.passes if one.op == "clean"]
-        first = computed[0] if computed else len(every)
-        camera = CameraState()
-        for chunk, controls in enumerate(every[:first]):
-            camera = advance_camera(camera, controls, chunk == 0, CameraPolicy())[1]
-        prompts, prompt_of = [self.world.prompt], []
-        for controls in every:
-            if controls.prompt is not None and controls.prompt not in prompts:
-                prompts.append(controls.prompt)
-            prompt_of.append(prompts.index(controls.prompt) if controls.prompt is not None else (prompt_of or [0])[-1])
-        task = WorldTask(
-            world=self.name,
-            plan=plan,
-            seed=self.world.seed,
-            height=self.world.height,
-            width=self.world.width,
-            live=0 if plan.passes and plan.passes[0].op == "restore" else live,
-            keys=tuple(key.hex() for key in path_keys(self.world.root, [c.canonical() for c in every])),
-            first=first,
-            chunks=tuple(
-                ChunkTask(c.canonical().decode(), p) for c, p in zip(every[first:], prompt_of[first:], strict=True)
-            ),
-            camera=camera,
-            prompts=tuple(prompts),
-        )
-        tensors = {f"text.{i}": self.texts[prompt] for i, prompt in enumerate(prompts)}
-        tensors |= {f"latents.{c}": self.latents[c] for c in computed if c < len(self.latents)}
-        tensors["condition"] = self.world.condition
+        path = [*self.controls, *wanted]
+        task = world_task(self.name, self.world, path, plan, live=live, policy=CameraPolicy())
+        tensors = task_tensors(task, self.world.condition, self.texts.__getitem__, self.latents)
         return Submission(self.name, {"task": task.to_json()}, tensors, 0, len(plan.passes), plan.digest, waiter)
 
 
