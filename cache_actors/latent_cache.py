@@ -27,6 +27,7 @@ from cache_actors.blob_store import BlobCorrupt, BlobMissing, BlobStore, Entry, 
 from cache_actors.embedder import Embedder
 from cache_actors.known_entries import KnownEntries
 from cache_actors.latent_audit import Audit
+from cache_actors.latent_calls import Answer, Lookup, Save
 from cache_actors.latent_config import LatentCacheConfig
 from cache_actors.latent_counters import LatentCounters
 from cache_actors.latent_entries import (
@@ -40,15 +41,15 @@ from cache_actors.latent_entries import (
     prompt_sha256,
     shown,
 )
-from cache_actors.latent_report import Answer, CacheReport, Lookup, Reason, Save
+from cache_actors.latent_report import CacheReport, Reason
 from cache_actors.latent_shadow import ShadowResult
 from cache_actors.save_queue import SaveQueue
 from cache_actors.similar_donors import SimilarDonors
 from cache_actors.similarity_map import SimilarityMap
 
 _EMPTY_REASONS = (Reason.CORRUPT, Reason.EXPIRED, Reason.BLOB_MISSING)
-_SECONDS_KEPT = 2000
-"""Latest lookup times behind the percentiles of `stats`."""
+_RESULTS: dict[str, tuple[Kind, ...]] = {"exact": ("result",), "approximate": ("result", "approx")}
+"""Kinds of result that a request's word admits."""
 
 
 class LatentCache:
@@ -103,11 +104,26 @@ class LatentCache:
     def lookup(self, ask: Lookup) -> Answer:
         """The deepest reuse that the request allows.  Never raises for what the cache itself gets wrong."""
         began = time.perf_counter()
-        answer = self._lookup(ask)
+        return self._accounted(ask, self._lookup(ask), began)
+
+    def _accounted(self, ask: Lookup, answer: Answer, began: float) -> Answer:
         seconds = time.perf_counter() - began
         report = answer.report.model_copy(update={"lookup_ms": round(seconds * 1000, 3)})
         self._account(ask, report, seconds)
         return Answer(report, answer.step, answer.blobs)
+
+    def stored_result(self, ask: Lookup) -> Answer | None:
+        """Level 0 alone, for a job that need not wait for its turn then.  None leaves no trace: a lookup follows."""
+        sought = ask.word in ("exact", "approximate") and ask.seed_given and self._config.mode != "write_only"
+        if not sought or not self._config.exact_results:
+            return None
+        began = time.perf_counter()
+        for kind in _RESULTS[ask.word]:
+            if self._store.get(entry_key(kind, ask.identity)) is not None:
+                attempt = self._exact(ask, kind, 0)
+                if isinstance(attempt, Answer):
+                    return self._accounted(ask, attempt, began)
+        return None
 
     def _lookup(self, ask: Lookup) -> Answer:
         seed_free = ask.word == "approximate" and ask.seed_policy == "donor" and self._similar is not None
@@ -141,9 +157,8 @@ class LatentCache:
 
     def _exact_levels(self, ask: Lookup) -> Iterator[Answer | Reason]:
         if self._config.exact_results:
-            yield self._exact(ask, "result", 0)
-            if ask.word == "approximate":
-                yield self._exact(ask, "approx", 0)
+            for kind in _RESULTS[ask.word]:
+                yield self._exact(ask, kind, 0)
         if self._config.exact_states:
             yield self._exact(ask, "state", 1)
 
@@ -357,9 +372,9 @@ class LatentCache:
         start = names.index(after) + 1 if after in names else 0
         return [shown(entry) for entry in found[start : start + limit]]
 
-    def entry(self, key: EntryKey) -> dict[str, Any] | None:
+    def entry(self, name: str) -> dict[str, Any] | None:
         """One entry as its operator sees it."""
-        entry = self._store.get(key)
+        entry = self._named(name)
         return None if entry is None else shown(entry)
 
     def purge(self, which: EntryFilter, dry_run: bool) -> dict[str, Any]:
@@ -372,17 +387,27 @@ class LatentCache:
         names = [entry.key.name for entry in found]
         return {"entries": names, "bytes": sum(entry.disk_bytes for entry in found), "dry_run": dry_run}
 
-    def remove(self, key: EntryKey) -> bool:
+    def remove(self, name: str) -> bool:
         """Whether it was there."""
-        return self._store.remove(key) is not None
+        entry = self._named(name)
+        return entry is not None and self._store.remove(entry.key) is not None
 
-    def pin(self, key: EntryKey, pin: Pin | None) -> dict[str, Any]:
-        """Keep an entry until the pin's end, or let it go again with None.  Raises BlobMissing."""
-        entry = self._store.pin(key, pin)
+    def pin(self, name: str, pin: Pin | None) -> dict[str, Any] | None:
+        """Keep an entry until the pin's end, or let it go again with None.  None for an entry that is not there."""
+        found = self._named(name)
+        if found is None:
+            return None
+        try:
+            entry = self._store.pin(found.key, pin)
+        except BlobMissing:  # it has gone since
+            return None
         owner = {"owner": pin.owner, "until": pin.until} if pin else {}
-        where = {"tenant": entry.facts["tenant"], "partition": key.partition}
-        self._audit.write("pinned" if pin else "unpinned", where, cache_id=key.name, **owner)
+        where = {"tenant": entry.facts["tenant"], "partition": entry.key.partition}
+        self._audit.write("pinned" if pin else "unpinned", where, cache_id=name, **owner)
         return shown(entry)
+
+    def _named(self, name: str) -> Entry | None:
+        return next((entry for entry in self._store.entries() if entry.key.name == name), None)
 
     def sweep(self) -> int:
         """Remove entries whose time is over; how many.  To be called now and then."""

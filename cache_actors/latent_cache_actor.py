@@ -19,11 +19,12 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util import metrics
 
-from cache_actors.blob_store import BlobMissing, EntryKey, Pin
+from cache_actors.blob_store import Pin
+from cache_actors.latent_calls import Answer, Lookup, Save
 from cache_actors.latent_config import LatentCacheConfig
 from cache_actors.latent_entries import EntryFilter
 from cache_actors.latent_key import KEY_SCHEMA
-from cache_actors.latent_report import Answer, CacheReport, Lookup, Reason, Save
+from cache_actors.latent_report import CacheReport, Reason
 from cache_actors.latent_shadow import ShadowResult
 from cache_actors.latent_start import open_cache
 
@@ -53,6 +54,14 @@ class LatentCacheHost:
         """As `LatentCache.lookup`."""
         answer = self._cache.lookup(ask)
         self._metrics.looked_up(answer)
+        return answer
+
+    @ray.method(concurrency_group="lookup")
+    def stored_result(self, ask: Lookup) -> Answer | None:
+        """As `LatentCache.stored_result`."""
+        answer = self._cache.stored_result(ask)
+        if answer is not None:
+            self._metrics.looked_up(answer)
         return answer
 
     @ray.method(concurrency_group="save")
@@ -86,22 +95,19 @@ class LatentCacheHost:
         return self._cache.entries(which, limit, after)
 
     @ray.method(concurrency_group="admin")
-    def entry(self, key: EntryKey) -> dict[str, Any] | None:
+    def entry(self, name: str) -> dict[str, Any] | None:
         """As `LatentCache.entry`."""
-        return self._cache.entry(key)
+        return self._cache.entry(name)
 
     @ray.method(concurrency_group="admin")
-    def remove(self, key: EntryKey) -> bool:
+    def remove(self, name: str) -> bool:
         """As `LatentCache.remove`."""
-        return self._cache.remove(key)
+        return self._cache.remove(name)
 
     @ray.method(concurrency_group="admin")
-    def pin(self, key: EntryKey, pin: Pin | None) -> dict[str, Any] | None:
-        """As `LatentCache.pin`; None for an entry that is not there."""
-        try:
-            return self._cache.pin(key, pin)
-        except BlobMissing:
-            return None
+    def pin(self, name: str, pin: Pin | None) -> dict[str, Any] | None:
+        """As `LatentCache.pin`."""
+        return self._cache.pin(name, pin)
 
     @ray.method(concurrency_group="admin")
     def purge(self, which: EntryFilter, dry_run: bool) -> dict[str, Any]:
@@ -168,31 +174,67 @@ class _Metrics:
                     self._told[tag, name] = total
 
 
-class LatentCacheClient:
-    """The actor as the driver sees it: a cache that is away is a miss that says so, never a failed request."""
+class CacheAway(RuntimeError):
+    """The actor does not answer, or its answer is a fault of its own."""
 
-    def __init__(self, actor: ActorHandle, timeout_s: float = 2.0) -> None:
-        """timeout_s: longest wait for a lookup, disk reads and transfer of the payload included."""
-        self.actor, self._timeout_s = actor, timeout_s
+
+class LatentCacheClient:
+    """The actor as drivers and operators see it, found by its name whenever it is needed.
+
+    For a driver a cache that is away is a miss that says so, never a failed request; failures are logged and counted.
+    """
+
+    def __init__(self, timeout_s: float = 2.0) -> None:
+        """timeout_s: longest wait for an answer, disk reads and transfer of the payload included."""
+        self._timeout_s = timeout_s
+        self._actor: ActorHandle | None = None
+        prefix = "worldstage_latent_cache"
+        self._failures = metrics.Counter(f"{prefix}_failures", "Calls that got no answer.", tag_keys=("call",))
 
     async def lookup(self, ask: Lookup) -> Answer:
         """Never raises but for cancellation."""
         try:
-            return await asyncio.wait_for(self.actor.lookup.remote(ask), self._timeout_s)
-        except TimeoutError:
-            report = CacheReport(decision="error", reason=Reason.LOOKUP_TIMEOUT, detail="the cache did not answer")
-        except (RayActorError, RayTaskError) as error:
-            logger.warning("latent cache: the lookup of job %s failed: %r", ask.job_id, error)
-            report = CacheReport(decision="error", reason=Reason.INDEX_UNAVAILABLE, detail="the cache is away")
-        return Answer(report)
+            return await self.call("lookup", ask)
+        except CacheAway as away:
+            logger.warning("latent cache: the lookup of job %s failed: %s", ask.job_id, away)
+            slow = isinstance(away.__cause__, TimeoutError)
+            reason = Reason.LOOKUP_TIMEOUT if slow else Reason.INDEX_UNAVAILABLE
+            return Answer(CacheReport(decision="error", reason=reason, detail="the cache did not answer"))
+
+    async def stored_result(self, ask: Lookup) -> Answer | None:
+        """None also when the cache is away.  Never raises but for cancellation."""
+        try:
+            return await self.call("stored_result", ask)
+        except CacheAway as away:
+            logger.warning("latent cache: no answer about job %s: %s", ask.job_id, away)
+            return None
 
     async def offer(self, save: Save) -> bool:
         """Whether the cache took it; False also when it is away."""
         try:
-            return bool(await asyncio.wait_for(self.actor.offer.remote(save), self._timeout_s))
-        except (TimeoutError, RayActorError, RayTaskError) as error:
-            logger.warning("latent cache: the save of job %s was not taken: %r", save.job_id, error)
+            return bool(await self.call("offer", save))
+        except CacheAway as away:
+            logger.warning("latent cache: the save of job %s was not taken: %s", save.job_id, away)
             return False
+
+    async def settled(self, timeout_s: float) -> bool:
+        """Whether all saves offered so far were done in time."""
+        try:
+            return bool(await self.call("flush", timeout_s, timeout_s=timeout_s + self._timeout_s))
+        except CacheAway:
+            return False
+
+    async def call(self, method: str, *args: object, timeout_s: float | None = None) -> Any:
+        """A method of `LatentCacheHost`.  Raises CacheAway."""
+        try:
+            if self._actor is None:
+                self._actor = await asyncio.to_thread(ray.get_actor, ACTOR_NAME, NAMESPACE)
+            return await asyncio.wait_for(getattr(self._actor, method).remote(*args), timeout_s or self._timeout_s)
+        except (TimeoutError, RayActorError, RayTaskError, ValueError) as error:  # ValueError: nobody has the name
+            if isinstance(error, RayActorError):
+                self._actor = None  # the name may belong to another one by now
+            self._failures.inc(1, {"call": method})
+            raise CacheAway(f"{method}: {error!r}") from error
 
 
 def get_or_create(config: LatentCacheConfig, start_timeout_s: float = 120.0) -> ActorHandle:

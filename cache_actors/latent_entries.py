@@ -2,7 +2,9 @@
 
 result-<request>   level 0: the files, computed from noise       approx-<request>   the same, from a level-2 hit
 state-<trajectory> level 1: `state`, a solver state at `step`
-donor-<prompt, seed> level 2: `vector`, and `latents-<K>` for each kept step
+donor-<partition, prompt, seed> level 2: `vector`, and `latents-<K>` for each kept step
+
+A name alone tells an entry from every other, so it is what reports and operators call it by.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def entry_key(kind: Kind, identity: LatentIdentity) -> EntryKey:
         case "state":
             name = identity.trajectory()
         case "donor":
-            name = canonical_sha256("donor", {"prompt": identity.prompt, "seed": identity.seed})
+            fields = {"partition": identity.partition(), "prompt": identity.prompt, "seed": identity.seed}
+            name = canonical_sha256("donor", fields)
     return EntryKey(identity.partition(), f"{kind}-{name}")
 
 

@@ -26,6 +26,7 @@ KEY_SCHEMA = 1
 IRRELEVANT = {
     "model": "a name; the weights' hash is keyed instead",
     "latent_cache": "whether the cache may answer, not what is computed",
+    "seed_given": "whether the seed was sent or drawn; its value is keyed",
     "seed_policy": "whether a donor's seed will do, not what is computed",
     "step_cache": "a wish; the steps really reused are keyed as reused_steps, their predictor as step_profile",
 }
@@ -143,10 +144,11 @@ class LatentIdentity(ServedModel):
         if unknown:
             raise UnkeyedField(unknown)
         fields = {name: value for name, value in params.items() if name not in IRRELEVANT}
+        if not reused_steps:
+            fields["step_profile"] = None  # a profile that reuses nothing computes what no profile does
         fields |= {name: clean(fields[name]) for name in ("prompt", "negative_prompt") if name in fields}
         return cls(
-            **served.model_dump(),
-            **fields,
+            **{**served.model_dump(), **fields},
             tenant=tenant,
             latent_shape=latent_shape,
             timesteps=timesteps,

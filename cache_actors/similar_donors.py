@@ -17,9 +17,10 @@ from cache_actors.blob_store import BlobCorrupt, BlobMissing, BlobStore, Entry, 
 from cache_actors.donor_index import DonorIndex
 from cache_actors.embedder import BadVector, Embedder, Vector, checked
 from cache_actors.latent_audit import Audit
+from cache_actors.latent_calls import Answer, Lookup
 from cache_actors.latent_config import ApproximateConfig, TextEncoderConfig
 from cache_actors.latent_entries import BadLatents, EntryFacts, check_latents, latents_blob
-from cache_actors.latent_report import Answer, CacheReport, Lookup, Reason
+from cache_actors.latent_report import CacheReport, Reason
 from cache_actors.latent_shadow import ShadowWindows
 from cache_actors.meaning import MEANING_VERSION, Meanings
 from cache_actors.prompt_vectors import PromptVectors

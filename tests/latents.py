@@ -12,9 +12,10 @@ import numpy as np
 
 from cache_actors.embedder import Vector, unit
 from cache_actors.latent_cache import LatentCache
+from cache_actors.latent_calls import Answer, Lookup, Save
 from cache_actors.latent_config import ApproximateConfig, LatentCacheConfig
 from cache_actors.latent_key import LatentIdentity, ServedModel
-from cache_actors.latent_report import Answer, CacheReport, Lookup, Save
+from cache_actors.latent_report import CacheReport
 from cache_actors.meaning import MEANING_VERSION
 from cache_actors.similarity_map import Evidence, JudgedPairs, Scope, SimilarityMap, Tier
 

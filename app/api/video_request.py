@@ -22,6 +22,7 @@ from app.api.validation import validated
 from app.config import VideoLimits
 from app.driver.job_state import VideoParams
 from app.model_card import ModelCard
+from cache_actors.latent_report import Word
 
 DRAWN_SEEDS = 2**53
 """A drawn seed is below this: the largest range of integers that JSON clients with doubles show unchanged."""
@@ -132,6 +133,14 @@ class VideoRequest(BaseModel):
     step_cache: Literal["auto", "off"] | None = Field(
         None, description="off: compute every step; auto: reuse those of the model's step-cache profile, if it fits."
     )
+    latent_cache: Word | None = Field(
+        None,
+        description="What the latent cache may answer with. off: nothing; exact: work of the very same request; "
+        "approximate: also a similar prompt's latents; refresh: nothing, and what is stored is replaced.",
+    )
+    seed_policy: Literal["own", "donor"] | None = Field(
+        None, description="donor: latents from another seed's initial noise will do; own: they must be of this seed."
+    )
     outputs: Annotated[
         Annotated[list[Literal["sheet", "frames"]], Field(json_schema_extra={"uniqueItems": True})] | None,
         AfterValidator(_distinct),
@@ -156,7 +165,7 @@ FORM = FormFields(
 """`VideoRequest` in multipart text; `seconds` stays text, as OpenAI sends it."""
 
 
-def resolve(request: VideoRequest, cards: Sequence[ModelCard]) -> VideoParams:
+def resolve(request: VideoRequest, cards: Sequence[ModelCard], tenant: str = "default") -> VideoParams:
     """Every effective value of the job.  Raises UnknownModel, InvalidValue."""
     card = _card(request.model, cards)
     defaults, limits = card.defaults, card.limits
@@ -188,6 +197,10 @@ def resolve(request: VideoRequest, cards: Sequence[ModelCard]) -> VideoParams:
         max_sequence_length=tokens,
         step_cache=request.step_cache or "auto",
         outputs=tuple(request.outputs or ()),
+        latent_cache=request.latent_cache or "exact",
+        seed_policy=request.seed_policy or "own",
+        seed_given=request.seed is not None,
+        tenant=tenant,
     )
 
 

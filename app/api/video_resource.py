@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.video_request import seconds_text
 from app.driver.job_state import FINAL, RUNNING, JobError, JobState, JobView, StepCacheReport
+from cache_actors.latent_report import CacheReport, Word
 
 Status = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
 
@@ -47,6 +48,10 @@ class Video(BaseModel):
     max_sequence_length: int
     step_cache: Literal["auto", "off"]
     outputs: list[Literal["sheet", "frames"]]
+    latent_cache: Word
+    seed_policy: Literal["own", "donor"]
+    seed_given: bool = Field(description="False: the seed was drawn.")
+    tenant: str = Field(description="As X-Tenant said; latents are reused within a tenant alone.")
 
     fingerprint: str = Field(description="SHA-256 of the model's weights.")
     phase: JobState
@@ -60,6 +65,7 @@ class Video(BaseModel):
     timings: dict[str, float] = Field(description="Seconds by phase; queued counts all waits.")
     files: dict[str, int] = Field(description="Result files and their bytes.")
     step_cache_report: StepCacheReport | None = Field(description="What was reused; null on a model without a profile.")
+    cache: CacheReport | None = Field(description="What the latent cache gave, or why nothing; null until it is asked.")
 
 
 def video_of(view: JobView) -> Video:
@@ -90,6 +96,7 @@ def video_of(view: JobView) -> Video:
         timings=job.timings,
         files=job.files,
         step_cache_report=job.step_cache,
+        cache=job.cache,
     )
 
 

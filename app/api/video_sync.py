@@ -13,7 +13,7 @@ from starlette.responses import Response
 from app.api.errors import ApiError, JobFailed, NoSuchFile, NotReady, WrongState, documented
 from app.api.video_content import FILES, ResultFiles, file_response
 from app.api.video_jobs import VideoJobs
-from app.api.videos import CREATION_ERRORS, read_params, request_body
+from app.api.videos import CREATION_ERRORS, read_params, request_parts
 from app.driver.job_state import Job, JobState, JobView, VideoParams
 from app.model_card import ModelCard
 
@@ -43,7 +43,7 @@ def add_routes(
             **documented(*CREATION_ERRORS, NoSuchFile, WrongState, JobFailed),
             200: {"content": media, "description": "The video.", "headers": headers},
         },
-        openapi_extra=request_body(),
+        openapi_extra=request_parts(),
         operation_id="create_video_sync",
         summary="Make a video while the client waits",
     )

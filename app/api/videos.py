@@ -43,6 +43,10 @@ CREATION_ERRORS = (
     NotReady,
 )
 """What creating a job can end in, on either creating endpoint."""
+TENANT_HEADER = "X-Tenant"
+"""A header, not a field: a gateway that knows its users can set it, and overwrite what they send."""
+TENANT = r"[A-Za-z0-9._-]{1,64}"
+DEFAULT_TENANT = "default"
 
 
 class VideoList(BaseModel):
@@ -73,7 +77,7 @@ def add_routes(app: FastAPI, jobs: VideoJobs, cards: Sequence[ModelCard], max_bo
     @app.post(
         "/v1/videos",
         responses=documented(*CREATION_ERRORS),
-        openapi_extra=request_body(),
+        openapi_extra=request_parts(),
         operation_id="create_video",
         summary="Start a video job",
     )
@@ -136,15 +140,28 @@ def add_routes(app: FastAPI, jobs: VideoJobs, cards: Sequence[ModelCard], max_bo
 
 
 async def read_params(request: Request, cards: Sequence[ModelCard], max_body_bytes: int) -> VideoParams:
-    """The job a request's body asks for.  Raises the client errors of CREATION_ERRORS."""
-    return resolve(parse_request(await read_fields(request, max_body_bytes, FORM)), cards)
+    """The job a request's header and body ask for.  Raises the client errors of CREATION_ERRORS."""
+    tenant = request.headers.get(TENANT_HEADER, DEFAULT_TENANT)
+    if not re.fullmatch(TENANT, tenant):
+        raise InvalidValue(
+            f"{TENANT_HEADER}: got {shown(tenant)}, expected 1 to 64 letters, digits, '.', '_' and '-'", TENANT_HEADER
+        )
+    return resolve(parse_request(await read_fields(request, max_body_bytes, FORM)), cards, tenant)
 
 
-def request_body() -> dict[str, Any]:
-    """The OpenAPI `requestBody` of the creating endpoints, which read their bodies themselves."""
+def request_parts() -> dict[str, Any]:
+    """OpenAPI's `requestBody` and header of the creating endpoints, which read them themselves."""
     schema = VideoRequest.model_json_schema()
     form = {**schema, "properties": {name: _without_null(value) for name, value in schema["properties"].items()}}
+    tenant = {
+        "name": TENANT_HEADER,
+        "in": "header",
+        "required": False,
+        "description": "On whose behalf: latents are reused within a tenant alone.",
+        "schema": {"type": "string", "pattern": f"^{TENANT}$", "default": DEFAULT_TENANT},
+    }
     return {
+        "parameters": [tenant],
         "requestBody": {"required": True, "content": {JSON: {"schema": schema}, MULTIPART: {"schema": form}}},
     }
 

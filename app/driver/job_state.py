@@ -1,6 +1,7 @@
 """The life of a video job.
 
 QUEUED -> ENCODING -> DENOISING -> DECODING -> COMPLETED
+QUEUED -> COMPLETED                              the latent cache had the very result
 QUEUED, ENCODING, DENOISING, DECODING -> FAILED | CANCELLED
 ENCODING, DENOISING, DECODING -> QUEUED          a lost worker or a restarted driver: the job runs again or resumes
 final: COMPLETED, FAILED, CANCELLED
@@ -12,6 +13,8 @@ from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from cache_actors.latent_report import CacheReport, Word
 
 
 class JobState(StrEnum):
@@ -29,7 +32,7 @@ class JobState(StrEnum):
 RUNNING = frozenset({JobState.ENCODING, JobState.DENOISING, JobState.DECODING})
 FINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})
 TRANSITIONS: dict[JobState, frozenset[JobState]] = {
-    JobState.QUEUED: frozenset({JobState.ENCODING, JobState.FAILED, JobState.CANCELLED}),
+    JobState.QUEUED: frozenset({JobState.ENCODING, JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}),
     JobState.ENCODING: frozenset({JobState.DENOISING, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
     JobState.DENOISING: frozenset({JobState.DECODING, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
     JobState.DECODING: frozenset({JobState.COMPLETED, JobState.QUEUED, JobState.FAILED, JobState.CANCELLED}),
@@ -71,6 +74,10 @@ class VideoParams(BaseModel):
     max_sequence_length: int
     step_cache: Literal["auto", "off"] = Field("auto", description="off: compute every step, whatever the profile.")
     outputs: tuple[Literal["sheet", "frames"], ...] = Field((), description="Files beside the mp4: PNG sheet, npz.")
+    latent_cache: Word = Field("exact", description="What the latent cache may answer with.")
+    seed_policy: Literal["own", "donor"] = Field("own", description="donor: a similar prompt's initial noise will do.")
+    seed_given: bool = Field(True, description="False: the seed was drawn, the request asks for a new video.")
+    tenant: str = Field("default", description="Latents are reused within a tenant alone.")
 
 
 class JobError(BaseModel):
@@ -142,6 +149,7 @@ class Job(BaseModel):
     files: dict[str, int] = Field(default_factory=dict, description="Result files and their bytes.")
     error: JobError | None = None
     step_cache: StepCacheReport | None = Field(None, description="None on a model without a profile.")
+    cache: CacheReport | None = Field(None, description="The latent cache's part; None before it was asked.")
 
 
 class JobView(BaseModel):

@@ -10,17 +10,12 @@ a disk write or a network round trip: an event loop calls them by `asyncio.to_th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
 from sqlalchemy import (
     BigInteger,
     Column,
-    Connection,
     CursorResult,
-    Engine,
     Executable,
     Float,
     Integer,
@@ -30,34 +25,20 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    create_engine,
     delete,
-    event,
     func,
     insert,
-    inspect,
-    make_url,
     select,
     update,
 )
-from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, IntegrityError
-from sqlalchemy.pool import ConnectionPoolEntry
+from sqlalchemy.exc import IntegrityError
 
+from app.driver.database import open_engine, open_schema
 from app.driver.job_state import FINAL, TRANSITIONS, IllegalTransition, Job, JobError, JobState, StepCacheReport
+from cache_actors.latent_report import CacheReport
 
 SCHEMA = 1
 """Version of the tables below, recorded in the database."""
-
-_BUSY_TIMEOUT_MS = 10_000  # a commit takes milliseconds; ten seconds is a stuck disk, and an error beats waiting on
-_SCHEMA_LOCK = 0x776F726C64  # any constant of our own: PostgreSQL's advisory locks are plain numbers
-
-# One transaction in which no other process can be setting up the same tables.
-_EXCLUSIVE = {
-    "sqlite": ("BEGIN IMMEDIATE",),
-    "postgresql": ("BEGIN", f"SELECT pg_advisory_xact_lock({_SCHEMA_LOCK})"),
-}
 
 _metadata = MetaData()
 _version = Table("worldstage_schema", _metadata, Column("version", Integer, primary_key=True, autoincrement=False))
@@ -133,10 +114,6 @@ class JobTakenOver(ValueError):
         return f"job {self.job_id}: attempt {self.present} has begun, attempt {self.attempt} has no say any more"
 
 
-class UnusableDatabase(ValueError):
-    """The database at `database_url` cannot hold the job table."""
-
-
 class JobChanges(TypedDict, total=False):
     """What may change in a job; meanings and units as in `Job`.  `plan`: the present attempt's plan as JSON."""
 
@@ -149,6 +126,7 @@ class JobChanges(TypedDict, total=False):
     files: dict[str, int]
     error: JobError | None
     step_cache: StepCacheReport | None
+    cache: CacheReport | None
     plan: str | None
 
 
@@ -160,9 +138,9 @@ class JobStore:
     """
 
     def __init__(self, database_url: str) -> None:
-        self._engine = _engine(database_url)
+        self._engine = open_engine(database_url)
         try:
-            _open_schema(self._engine)
+            open_schema(self._engine, _metadata, _version, SCHEMA)
         except BaseException:
             self._engine.dispose()
             raise
@@ -295,71 +273,3 @@ def _check_held(row: Row[*tuple[Any, ...]], held: int | None) -> None:
 
 def _body(job: Job) -> dict[str, str]:
     return {"state": job.state, "body": job.model_dump_json()}
-
-
-def _engine(database_url: str) -> Engine:
-    try:
-        url = make_url(database_url)
-        kind = url.get_backend_name()
-        if kind not in _EXCLUSIVE:
-            raise UnusableDatabase(f"database_url: got a {kind} database, expected one of {', '.join(_EXCLUSIVE)}")
-        # pre_ping: a restarted PostgreSQL server costs a reconnect, not a failed job.
-        engine = create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=kind != "sqlite")
-    except (ArgumentError, ImportError) as error:
-        raise UnusableDatabase(
-            f"database_url: {error}; expected sqlite:///folder/jobs.db, or postgresql+psycopg://user@host/database "
-            "with psycopg installed"
-        ) from error
-    if kind == "sqlite":
-        _make_folder(url)
-        event.listen(engine, "connect", _prepare_sqlite)
-    return engine
-
-
-def _make_folder(url: URL) -> None:
-    database = url.database or ":memory:"
-    if database == ":memory:" or database.startswith("file:"):
-        raise UnusableDatabase(
-            f"database_url: got SQLite database {database!r}, expected a plain file, as in sqlite:///folder/jobs.db; "
-            "memory survives no restart"
-        )
-    Path(database).parent.mkdir(parents=True, exist_ok=True)
-
-
-def _prepare_sqlite(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={_BUSY_TIMEOUT_MS}")
-    (mode,) = cursor.execute("PRAGMA journal_mode=WAL").fetchone()
-    if mode != "wal":
-        raise UnusableDatabase(
-            f"database_url: SQLite answered journal mode {mode!r}, expected 'wal'; put the file on a local disk"
-        )
-    # FULL, as with NORMAL a power cut takes the last commits of a write-ahead log, and with them accepted jobs.  It
-    # costs one fsync a write; a job writes some ten rows.
-    cursor.execute("PRAGMA synchronous=FULL")
-    cursor.close()
-
-
-def _open_schema(engine: Engine) -> None:
-    with engine.connect() as connection, _exclusive(connection):
-        found = connection.scalar(select(_version.c.version)) if inspect(connection).has_table(_version.name) else None
-        if found is None:
-            _metadata.create_all(connection)
-            connection.execute(insert(_version).values(version=SCHEMA))
-        elif found != SCHEMA:
-            raise UnusableDatabase(
-                f"database_url: the job table has schema version {found}, this worldstage reads version {SCHEMA}; "
-                "use the worldstage that wrote it, or another database"
-            )
-
-
-@contextmanager
-def _exclusive(connection: Connection) -> Iterator[None]:
-    for statement in _EXCLUSIVE[connection.dialect.name]:
-        connection.exec_driver_sql(statement)
-    try:
-        yield
-    except BaseException:
-        connection.exec_driver_sql("ROLLBACK")
-        raise
-    connection.exec_driver_sql("COMMIT")

@@ -6,14 +6,16 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cache_actors.blob_store import EntryKey, Pin
+from cache_actors.blob_store import Pin
 from cache_actors.latent_cache import LatentCache
+from cache_actors.latent_calls import Lookup
 from cache_actors.latent_entries import EntryFilter, entry_key
 from cache_actors.latent_report import CacheReport, Reason
 from cache_actors.latent_shadow import ShadowResult
@@ -56,6 +58,21 @@ def test_the_same_request_gets_the_stored_files(tmp_path: Path) -> None:
         "seed_used": 1,
         "reason": None,
     }
+
+
+def test_a_stored_result_is_found_before_the_queue_and_a_miss_leaves_no_trace(tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    before = Lookup(identity(), "exact", "req", "job", seed_given=True)
+    assert cache.stored_result(before) is None
+    assert cache.stats()["lookups"] == []
+    save(cache, identity())
+    for none in ({"word": "refresh"}, {"word": "off"}, {"seed_given": False}):
+        assert cache.stored_result(replace(before, **none)) is None
+    answer = cache.stored_result(before)
+    assert answer is not None
+    assert (answer.report.level, answer.blobs) == (0, {"video.mp4": b"mp4"})
+    assert cache.stats()["lookups"] == [{"level": 0, "decision": "hit", "reason": None, "count": 1}]
+    assert [line["event_type"] for line in audit(tmp_path)][-1] == "lookup_hit"
 
 
 def test_another_output_format_resumes_the_trajectory(tmp_path: Path) -> None:
@@ -219,7 +236,7 @@ def test_purging_a_donor_removes_what_derives_from_it(tmp_path: Path) -> None:
     save(cache, identity(LEFT))
     hit = ask(cache, identity(SAME), "approximate").report
     save(cache, identity(SAME), report=hit, word="approximate")
-    cache.remove(entry_key("donor", identity(LEFT)))
+    cache.remove(entry_key("donor", identity(LEFT)).name)
     assert cache.stats()["entries"] == {"result": 1, "state": 1}
 
 
@@ -349,7 +366,7 @@ def test_lookups_do_not_wait_for_saves_and_a_full_queue_drops(tmp_path: Path, mo
         return original(self, *arguments)
 
     monkeypatch.setattr(type(cache._store), "_write", slow)
-    from cache_actors.latent_report import Save
+    from cache_actors.latent_calls import Save
 
     def offer(seed: int) -> bool:
         return cache.offer(Save(identity(seed=seed), "r", "j", REPORT, "exact", files={"video.mp4": b"x" * 600}))
@@ -440,7 +457,7 @@ def test_the_budget_holds_while_requests_are_served(tmp_path: Path) -> None:
     cache = opened(tmp_path, SIMILAR, budget_gib=0.0005)  # 512 KiB: about ten requests
     save(cache, identity(LEFT))
     pinned = entry_key("donor", identity(LEFT))
-    cache.pin(pinned, Pin("me", time.time() + 600))
+    cache.pin(pinned.name, Pin("me", time.time() + 600))
     for seed in range(2, 40):
         save(cache, identity(seed=seed))
         assert cache.stats()["disk_bytes"] <= 2**29 // 1000
@@ -472,7 +489,7 @@ def test_a_restart_loses_nothing(tmp_path: Path) -> None:
     assert ask(cache, identity("the red ball moves left", fps=16), "approximate").report.level == 2
     assert ask(cache, identity(SAME), "approximate").report.derived_depth == 1
     assert ask(cache, identity(LEFT, width=64)).report.differs == ("width",)
-    cache.remove(entry_key("donor", identity(LEFT)))
+    cache.remove(entry_key("donor", identity(LEFT)).name)
     assert "approx" not in cache.stats()["entries"]
 
 
@@ -601,9 +618,10 @@ def test_operators_list_pin_and_purge(tmp_path: Path) -> None:
     assert len(rest) == 1
     assert "prompt" not in listed[0]
     donor = entry_key("donor", identity(LEFT))
-    assert cache.pin(donor, Pin("me", 9e9))["pin"] == {"owner": "me", "until": 9e9}
-    assert cache.entry(donor)["pin"] is not None
-    assert cache.entry(EntryKey("x", "y")) is None
+    assert cache.pin(donor.name, Pin("me", 9e9))["pin"] == {"owner": "me", "until": 9e9}
+    assert cache.entry(donor.name)["pin"] is not None
+    assert cache.entry("y") is None
+    assert cache.pin("y", None) is None
     tried = cache.purge(EntryFilter(tenant="team"), dry_run=True)
     assert len(tried["entries"]) == 3
     assert tried["bytes"] > 0

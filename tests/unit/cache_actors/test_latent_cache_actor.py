@@ -13,7 +13,7 @@ import pytest
 import ray
 
 from cache_actors.latent_cache_actor import ACTOR_NAME, NAMESPACE, LatentCacheClient, get_or_create
-from cache_actors.latent_report import Lookup, Save
+from cache_actors.latent_calls import Lookup, Save
 from tests.latents import REPORT, config, identity, latents
 
 
@@ -35,7 +35,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_the_actor_s_life(cluster: None, tmp_path: Path) -> None:
     settings = config(tmp_path / "cache")
     actor = get_or_create(settings)
-    client = LatentCacheClient(actor, timeout_s=10)
+    client = LatentCacheClient(timeout_s=10)
     ask = Lookup(identity(), "exact", "request", "job", seed_given=True)
 
     async def first() -> None:
@@ -46,7 +46,7 @@ def test_the_actor_s_life(cluster: None, tmp_path: Path) -> None:
         assert taken
 
     asyncio.run(first())
-    assert ray.get(actor.flush.remote(10))
+    assert asyncio.run(client.settled(10))
     assert get_or_create(settings) == actor
     assert ray.get_actor(ACTOR_NAME, NAMESPACE) == actor
     assert ray.get(actor.stats.remote())["entries"] == {"result": 1, "state": 1}
@@ -65,11 +65,15 @@ def test_the_actor_s_life(cluster: None, tmp_path: Path) -> None:
         assert answer.blobs == {"video.mp4": b"mp4"}
 
     asyncio.run(after())
+    assert asyncio.run(client.stored_result(ask)).blobs == {"video.mp4": b"mp4"}
 
     other = get_or_create(config(tmp_path / "cache", mode="read_only"))
     assert other != actor
     assert ray.get(other.stats.remote())["mode"] == "read_only"
     ray.kill(other)
+    away = asyncio.run(client.lookup(ask)).report
+    assert (away.decision, str(away.reason)) == ("error", "index_unavailable")
+    assert asyncio.run(client.stored_result(ask)) is None
 
     with pytest.raises(RuntimeError, match=r"similarity_map: unread cannot be read"):
         get_or_create(

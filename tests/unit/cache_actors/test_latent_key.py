@@ -85,6 +85,16 @@ CHANGES: dict[str, tuple[Any, str]] = {
 }
 
 
+def test_a_profile_that_reuses_nothing_is_no_part_of_a_key() -> None:
+    served = SERVED.model_copy(update={"step_profile": "profile"})
+    given = {"tenant": "team", "latent_shape": (1, 8, 5, 16, 16), "timesteps": (999.0,), "sigmas": (1.0, 0.0)}
+    native = LatentIdentity.of(PARAMS.model_dump(), served, **given, reused_steps=(), clean=str.strip)
+    plain = LatentIdentity.of(PARAMS.model_dump(), SERVED, **given, reused_steps=(), clean=str.strip)
+    reusing = LatentIdentity.of(PARAMS.model_dump(), served, **given, reused_steps=(3,), clean=str.strip)
+    assert native == plain
+    assert reusing.step_profile == "profile"
+
+
 def keys(identity: LatentIdentity) -> dict[str, str]:
     return {"p": identity.partition(), "t": identity.trajectory(), "r": identity.request()}
 

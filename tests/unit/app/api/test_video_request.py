@@ -50,9 +50,13 @@ def test_every_field_arrives():
         "max_sequence_length": 10,
         "step_cache": "off",
         "outputs": ["frames"],
+        "latent_cache": "approximate",
+        "seed_policy": "donor",
     }
     got = params(experts=2, model="wan", size="32x96", **sent).model_dump()
-    assert got == {**sent, "model": "wan", "prompt": "a", "width": 32, "height": 96, "outputs": ("frames",)}
+    derived = {"seed_given": True, "tenant": "default", "outputs": ("frames",)}
+    assert got == {**sent, "model": "wan", "prompt": "a", "width": 32, "height": 96, **derived}
+    assert params().seed_given is False
 
 
 def test_null_is_absent():

@@ -42,6 +42,17 @@ async def test_cancel(client: httpx.AsyncClient, jobs: FakeJobs):
     assert (await client.post("/v1/videos/video_2/cancel")).status_code == 409
 
 
+async def test_the_tenant_is_a_header(client: httpx.AsyncClient):
+    async def made(**headers: str) -> httpx.Response:
+        return await client.post("/v1/videos", json={"prompt": "a"}, headers=headers)
+
+    assert (await made()).json()["tenant"] == "default"
+    assert (await made(**{"X-Tenant": "team-1"})).json()["tenant"] == "team-1"
+    for wrong in ("", "a b", "x" * 65, "a/b"):
+        error = (await made(**{"X-Tenant": wrong})).json()["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", "X-Tenant")
+
+
 async def test_pages(client: httpx.AsyncClient):
     for _ in range(5):
         await client.post("/v1/videos", json={"prompt": "a"})

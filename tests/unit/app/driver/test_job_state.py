@@ -11,7 +11,7 @@ from app.driver.job_state import FINAL, RUNNING, TRANSITIONS, IllegalTransition,
 
 # Written out by hand, state by state, from the module's drawing.
 LEGAL = {
-    ("queued", "encoding"), ("queued", "failed"), ("queued", "cancelled"),
+    ("queued", "encoding"), ("queued", "completed"), ("queued", "failed"), ("queued", "cancelled"),
     ("encoding", "denoising"), ("encoding", "queued"), ("encoding", "failed"), ("encoding", "cancelled"),
     ("denoising", "decoding"), ("denoising", "queued"), ("denoising", "failed"), ("denoising", "cancelled"),
     ("decoding", "completed"), ("decoding", "queued"), ("decoding", "failed"), ("decoding", "cancelled"),
@@ -41,7 +41,8 @@ def test_every_state_can_be_reached_and_left_by_every_way_to_end() -> None:
 
 def test_an_illegal_step_says_what_was_possible() -> None:
     error = IllegalTransition("video_1", JobState.QUEUED, JobState.DECODING)
-    assert str(error) == "job video_1: queued -> decoding is not allowed; from queued: cancelled, encoding, failed"
+    possible = "cancelled, completed, encoding, failed"
+    assert str(error) == f"job video_1: queued -> decoding is not allowed; from queued: {possible}"
     assert "nothing: the state is final" in str(IllegalTransition("video_1", JobState.FAILED, JobState.QUEUED))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # it crosses processes
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 
+from app.driver.database import UnusableDatabase, _prepare_sqlite
 from app.driver.job_state import FINAL, TRANSITIONS, IllegalTransition, Job, JobError, JobState, VideoParams
 from app.driver.job_store import (
     SCHEMA,
@@ -30,8 +31,6 @@ from app.driver.job_store import (
     JobNotFound,
     JobStore,
     JobTakenOver,
-    UnusableDatabase,
-    _prepare_sqlite,
 )
 
 
@@ -235,7 +234,7 @@ def test_an_attempt_that_was_followed_by_another_has_no_say(store: JobStore) -> 
 @pytest.mark.parametrize("wrong", [{"state": "failed"}, {"id": "b"}, {"params": None}, {"stepp": 1}], ids=str)
 def test_what_may_not_change(store: JobStore, wrong: dict[str, object]) -> None:
     store.create(make_job("a"))
-    with pytest.raises(TypeError, match=f"changes: got {next(iter(wrong))}, expected some of attempt, error"):
+    with pytest.raises(TypeError, match=f"changes: got {next(iter(wrong))}, expected some of attempt, cache, error"):
         store.update("a", **wrong)
     with pytest.raises(ValidationError):
         store.update("a", step="three")
