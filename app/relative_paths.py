@@ -7,7 +7,7 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from app.config import VideoModel, Worldstage
+from app.config import VideoModel, WorldModel, Worlds, Worldstage
 
 
 def anchored(args: Worldstage, folder: Path) -> Worldstage:
@@ -18,7 +18,8 @@ def anchored(args: Worldstage, folder: Path) -> Worldstage:
             "storage_url": _storage(args.jobs.storage_url, folder),
         }
     )
-    return args.model_copy(update={"jobs": jobs, "models": tuple(_model(model, folder) for model in args.models)})
+    models = tuple(_model(model, folder) for model in args.models)
+    return args.model_copy(update={"jobs": jobs, "models": models, "worlds": _worlds(args.worlds, folder)})
 
 
 def _model(model: VideoModel, folder: Path) -> VideoModel:
@@ -27,6 +28,25 @@ def _model(model: VideoModel, folder: Path) -> VideoModel:
     if model.cache_config is not None:
         profile = folder / Path(model.cache_config.wan_profile).expanduser()
         changes["cache_config"] = model.cache_config.model_copy(update={"wan_profile": str(profile)})
+    return model.model_copy(update=changes)
+
+
+def _worlds(worlds: Worlds | None, folder: Path) -> Worlds | None:
+    if worlds is None:
+        return None
+    changes: dict[str, object] = {"models": tuple(_world_model(model, folder) for model in worlds.models)}
+    if worlds.cache is not None:
+        root = folder / Path(worlds.cache.root).expanduser()
+        changes["cache"] = worlds.cache.model_copy(update={"root": str(root)})
+    return worlds.model_copy(update=changes)
+
+
+def _world_model(model: WorldModel, folder: Path) -> WorldModel:
+    changes: dict[str, object] = {}
+    if not model.checkpoint.startswith("random:"):
+        changes["checkpoint"] = str(folder / Path(model.checkpoint).expanduser())
+    if model.support is not None:
+        changes["support"] = str(folder / Path(model.support).expanduser())
     return model.model_copy(update=changes)
 
 

@@ -117,7 +117,7 @@ def test_a_config_without_fault_has_no_problem_and_is_left_as_it_was() -> None:
         (("http_options", "port"), "abc", ["http_options.port: Input should be a valid integer", "got 'abc'"]),
         (("applications", 0, "args", "models", 0, "topology", "pp"), 9, ["args.models[0].topology.pp: ", "4; got 9"]),
         (("applications", 0, "args", "models", 0, "topology", "split"), [8], [".topology: split: got 1 stages [8]"]),
-        (("applications", 0, "args", "models"), [], ["args.models: ", "at least 1 item"]),
+        (("applications", 0, "args", "models"), [], ["args: models: got none"]),
         (("applications", 0, "args", "models", 0), {"name": "m"}, ["args.models[0].checkpoint: Field required"]),
         (("applications", 0, "args"), "text", ["applications[0].args: ", "got 'text'"]),
         (("applications", 0, "deployments", 0, "num_replicas"), 3, ["applications[0].deployments[0]", "gang_size"]),
