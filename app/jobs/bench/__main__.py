@@ -25,10 +25,11 @@ import torch
 
 from app.jobs.bench.bench_request import BenchRequest
 from app.jobs.bench.comparison import as_json, compare, format_rows
-from app.jobs.bench.contestants import Contestant, DiffusersPipeline, Worldstage
+from app.jobs.bench.contestants import Contestant, DiffusersPipeline, Reusing, Worldstage
 from app.jobs.bench.machine import describe_machine, one_line
 from app.jobs.bench.planned_memory import format_memory, planned_bytes
 from app.jobs.bench.random_checkpoint import SIZES, write_random_checkpoint
+from app.jobs.bench.reuse import reused_steps
 from app.jobs.bench.serve_overhead import format_overhead, measure_overhead
 from app.jobs.bench.topologies import (
     TopologyResult,
@@ -80,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, help="torch threads of each process on a CPU")
     parser.add_argument("--topologies", type=_topologies, help="all, or such as pp1cfg1,pp2cfg2")
     parser.add_argument("--loads", nargs="+", type=int, default=[1, 2, 4], help="requests in flight, with --topologies")
+    parser.add_argument(
+        "--reuse", type=int, default=0, metavar="N", help="also time requests whose step cache predicts N steps"
+    )
     parser.add_argument("--serve", action="store_true", help="what a request through HTTP takes beside its phases")
     parser.add_argument("--out", type=Path, help="JSON file for everything measured")
     return parser
@@ -93,6 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--loads: got {options.loads}, expected 1 first: the others are compared with it")
     if options.topologies and len(options.compile) > 1:
         parser.error(f"--compile: got {options.compile}, expected one mode with --topologies")
+    try:
+        reused_steps(options.steps, options.reuse)
+    except ValueError as error:
+        parser.error(f"--reuse: {error}")
     if options.threads:
         torch.set_num_threads(options.threads)
     machine = describe_machine()
@@ -141,7 +149,10 @@ def _requests(options: argparse.Namespace) -> tuple[BenchRequest, ...]:
 def _comparison_mode(options: argparse.Namespace, folder: Path, results: dict[str, Any]) -> bool:
     device = torch.device("cuda", 0) if options.device == "cuda" else torch.device("cpu")
     contestants: list[Contestant] = [DiffusersPipeline(folder, options.dtype, options.vae_dtype, device)]
-    contestants += [Worldstage(folder, options.dtype, options.vae_dtype, device, mode) for mode in options.compile]
+    ours = [Worldstage(folder, options.dtype, options.vae_dtype, device, mode) for mode in options.compile]
+    contestants += ours
+    if options.reuse:
+        contestants += [Reusing(native, options.reuse) for native in ours]
     results["comparison"] = []
     for request in _requests(options):
         rows = compare(contestants, request, options.repeats, _print)
@@ -162,6 +173,7 @@ def _topologies_mode(options: argparse.Namespace, folder: Path, results: dict[st
         compile_blocks=options.compile == ["blocks"],
         on_gpu=options.device == "cuda",
         threads=options.threads,
+        reuse=options.reuse,
     )
     measured: list[list[TopologyResult]] = []
     for pp, cfg in options.topologies:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from app.jobs.bench.reuse import timing_step_cache
 from deployments.gang.transport import Alone, Backend, Lane, Transport
 from deployments.wan.checkpoint import open_checkpoint, split_blocks
 from deployments.wan.memory_plan import DTYPES
@@ -128,7 +129,9 @@ class MarkedWorker(VideoWorker):
     ) -> None:
         self._marks, self._findings, self._on_end, self._watched = Marks(device), report, on_end, watched
         self._on_gpu = device.type == "cuda"
-        super().__init__(stages, rank, device, _MarkedTransport(transport, self._marks))
+        super().__init__(
+            stages, rank, device, _MarkedTransport(transport, self._marks), step_cache=timing_step_cache(device)
+        )
         starts: list[Mark] = []
         for stage in stages:
             stage.register_forward_pre_hook(lambda *_: starts.append(self._marks.now()))

@@ -26,11 +26,13 @@ class BenchRequest:
     guidance_scale: float
     max_sequence_length: int
     prompt: str = "a red circle moving right"
+    reuse: tuple[int, ...] = ()
+    """Steps that the step cache predicts."""
 
     def plan(self, checkpoint: WanCheckpoint, pp: int, cfg: int) -> Plan:
         """Its plan on a gang of pp * cfg ranks."""
         experts = self._solver(checkpoint).experts()
-        return video_plan(stages=pp, chains=cfg, guidance_scale=self.guidance_scale, experts=experts)
+        return video_plan(stages=pp, chains=cfg, guidance_scale=self.guidance_scale, experts=experts, reuse=self.reuse)
 
     def submission(
         self,

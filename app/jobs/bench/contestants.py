@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from app.jobs.bench.bench_request import BenchRequest
 from app.jobs.bench.listener import WaitingListener
+from app.jobs.bench.reuse import reused_steps, timing_step_cache
 from deployments.gang.rank import Rank
 from deployments.gang.transport import Transport
 from deployments.wan.checkpoint import open_checkpoint
@@ -151,7 +152,7 @@ class _SoloSpec:
         checkpoint = open_checkpoint(self.folder)
         blocks = range(checkpoint.num_blocks)
         stages = load_stages(checkpoint, blocks, DTYPES[self.dtype], device, compile_blocks=self.compile_blocks)
-        return VideoWorker(stages, rank, device, transport)
+        return VideoWorker(stages, rank, device, transport, step_cache=timing_step_cache(device))
 
 
 class Worldstage:
@@ -196,3 +197,19 @@ class Worldstage:
         """End the device thread and free the weights."""
         self._rank.stop(STOP_S)
         del self._rank, self._text, self._decoder
+
+
+class Reusing:
+    """`Worldstage` with steps that the step cache predicts.  It shares the model and does not close it."""
+
+    def __init__(self, native: Worldstage, count: int) -> None:
+        self._native, self._count = native, count
+        self.name = f"{native.name}, {count} reused"
+
+    def run(self, request: BenchRequest) -> Timed:
+        """As `Contestant.run`; a warm-up too short for so many reuses one step."""
+        fitting = self._count if request.steps > 2 * self._count else 1
+        return self._native.run(replace(request, reuse=reused_steps(request.steps, fitting)))
+
+    def close(self) -> None:
+        """Nothing of its own."""

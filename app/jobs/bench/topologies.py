@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,9 @@ from torch import Tensor
 
 from app.jobs.bench.bench_rank import BenchRankSpec, RankReport
 from app.jobs.bench.bench_request import BenchRequest
+from app.jobs.bench.comparison import WARM_UP_STEPS
 from app.jobs.bench.listener import WaitingListener
+from app.jobs.bench.reuse import reused_steps
 from deployments.gang.rank import Rank
 from deployments.gang.transport import Backend
 from deployments.plan import BRANCHES, Branch, Node
@@ -32,7 +34,7 @@ from deployments.wan.checkpoint import WanCheckpoint, open_checkpoint
 ALL = ((1, 1), (1, 2), (2, 1), (2, 2))
 STOP_S = 60.0
 WATCHED = 2
-"""Request whose steps are searched for waits: the one after the warm-up."""
+"""Request whose steps are searched for waits: the one after the warm-up and before the loads."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,13 @@ class TopologySetup:
     on_gpu: bool
     threads: int | None
     """Torch threads of each rank on a CPU."""
+    reuse: int = 0
+    """Steps that the watched request and a timed one reuse; 0: none is timed."""
+
+    @property
+    def requests_a_shape(self) -> int:
+        """A gang numbers its requests from 1, in the order of submission."""
+        return WATCHED + sum(self.loads) + (self.reuse > 0)
 
     def backend(self, ranks: int) -> Backend:
         """How tensors travel: NCCL where each rank has a GPU of its own."""
@@ -93,6 +102,8 @@ class TopologyResult:
     """Of all shapes of the run, by rank."""
     syncs: tuple[str, ...]
     """Waits of the host inside the step loop, all ranks."""
+    reused_s: float | None = None
+    """One request whose step cache predicts some steps, otherwise as the first load; None where none was asked for."""
 
     @property
     def name(self) -> str:
@@ -159,11 +170,14 @@ def _rank_process(rank: int, setup: TopologySetup, pp: int, cfg: int, scratch: s
 
 def _run_shape(
     member: Rank, setup: TopologySetup, checkpoint: WanCheckpoint, request: BenchRequest, pp: int, cfg: int
-) -> list[dict[str, Any]]:
-    """Warm up, one watched request, then every load."""
-    _run_load(member, checkpoint, request, pp, cfg, 1)
-    _run_load(member, checkpoint, request, pp, cfg, 1)
-    return [_run_load(member, checkpoint, request, pp, cfg, load) for load in setup.loads]
+) -> dict[str, Any]:
+    """Warm up, one watched request, then every load, then a request that reuses."""
+    reusing = replace(request, reuse=reused_steps(request.steps, setup.reuse))
+    _run_load(member, checkpoint, replace(request, steps=min(request.steps, WARM_UP_STEPS)), pp, cfg, 1)
+    _run_load(member, checkpoint, reusing, pp, cfg, 1)
+    loads = [_run_load(member, checkpoint, request, pp, cfg, load) for load in setup.loads]
+    reused_s = _run_load(member, checkpoint, reusing, pp, cfg, 1)["seconds"] if setup.reuse else None
+    return {"loads": loads, "reused_s": reused_s}
 
 
 def _run_load(
@@ -172,9 +186,9 @@ def _run_load(
     plan = request.plan(checkpoint, pp, cfg)
     listeners = [WaitingListener() for _ in range(load)]
     submissions = [
-        BenchRequest(
-            request.shape, request.steps, seed, request.guidance_scale, request.max_sequence_length
-        ).submission(f"seed-{seed}", checkpoint, plan, _text(request, checkpoint, seed), listener)
+        replace(request, seed=seed).submission(
+            f"seed-{seed}", checkpoint, plan, _text(request, checkpoint, seed), listener
+        )
         for seed, listener in enumerate(listeners)
     ]
     began = time.perf_counter()
@@ -219,16 +233,15 @@ def topology_result(
     pp: int,
     cfg: int,
     reports: Sequence[RankReport],
-    timings: Sequence[Mapping[str, Any]],
+    timings: Mapping[str, Any],
 ) -> TopologyResult:
     """What the ranks' reports and rank 0's timings of one shape come to.
 
-    timings: for each load ``in_flight``, ``seconds`` and ``latents``.
+    timings: ``loads``, each with ``in_flight``, ``seconds`` and ``latents``; ``reused_s``.
     """
     plan = request.plan(checkpoint, pp, cfg)
-    # Requests are numbered from 1 in the order in which they were submitted: for each shape two that warm up, then
-    # those of each load.
-    numbers = iter(range(1 + setup.requests.index(request) * (2 + sum(setup.loads)) + 2, 2**31))
+    first = 1 + setup.requests.index(request) * setup.requests_a_shape + WATCHED
+    numbers = iter(range(first, first + sum(setup.loads)))
     by_load = [[next(numbers) for _ in range(load)] for load in setup.loads]
     # Stage times come from the lone request: with several in flight on one GPU, kernels of two ranks share it.
     alone = by_load[0]
@@ -259,10 +272,11 @@ def topology_result(
                 simulated_s=plan.simulate(seconds, hop=hop_s or 0.0, requests=timing["in_flight"]).makespan,
                 latents=tuple(timing["latents"]),
             )
-            for timing, members in zip(timings, by_load, strict=True)
+            for timing, members in zip(timings["loads"], by_load, strict=True)
         ),
         peak_bytes=tuple(report.peak_bytes for report in reports),
         syncs=tuple(place for report in reports for place in report.syncs),
+        reused_s=timings["reused_s"],
     )
 
 
@@ -308,6 +322,10 @@ def format_topologies(results: Sequence[TopologyResult]) -> str:
                 f"{load.in_flight * base / load.seconds:9.2f}{load.simulated_s:10.3f}"
                 f"{load.seconds / load.simulated_s:7.2f}{hop:>8}  {busy}"
             )
+    for result in results:
+        if result.reused_s is not None:
+            share = result.reused_s / result.loads[0].seconds
+            lines.append(f"{result.name:9}with reused steps: {result.reused_s:.3f} s, {share:.3f} of it")
     equal = "equal bits" if latents_agree(results) else "DIFFER"
     lines.append(f"latents of every seed over topologies and loads: {equal}")
     watched = [result for result in results if result.backend != "staged" and result.peak_bytes[0] is not None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from app.jobs.bench.bench_request import BenchRequest
 from app.jobs.bench.comparison import compare, format_rows, run_order
 from app.jobs.bench.contestants import Timed
 from app.jobs.bench.random_checkpoint import SIZES, write_random_checkpoint
+from app.jobs.bench.reuse import reused_steps
 from app.jobs.bench.topologies import (
     LoadResult,
     TopologyResult,
@@ -105,10 +107,11 @@ def test_two_stages_are_summed_up_and_simulated(checkpoint: WanCheckpoint):
     for number in (9, 10):
         first[number], last[number] = first[8], last[8]
     reports = [RankReport(first, {REQUEST.shape.tokens: 0.01}), RankReport(last)]
-    timings = [
+    loads = [
         {"in_flight": 1, "seconds": 2.0, "latents": ["a"]},
         {"in_flight": 2, "seconds": 2.5, "latents": ["a", "b"]},
     ]
+    timings = {"loads": loads, "reused_s": 1.5}
     other = replace(REQUEST, shape=VideoShape(32, 32, 5))
     result = topology_result(setup(checkpoint, other, REQUEST), checkpoint, REQUEST, 2, 1, reports, timings)
     assert result.stage_s == pytest.approx((0.1, 0.1))
@@ -119,7 +122,7 @@ def test_two_stages_are_summed_up_and_simulated(checkpoint: WanCheckpoint):
     # makespan ends before the last hop back.
     assert result.loads[0].simulated_s == pytest.approx(4 * 0.37 - 0.01)
     assert result.loads[1].simulated_s < 2 * result.loads[0].simulated_s
-    assert "pp2cfg1" in format_topologies([result])
+    assert "pp2cfg1  with reused steps: 1.500 s, 0.750 of it" in format_topologies([result])
 
 
 def test_latents_must_agree_over_topologies_and_loads():
@@ -132,16 +135,30 @@ def test_latents_must_agree_over_topologies_and_loads():
     assert not latents_agree([result(("a",), ("c", "b"))])
 
 
+def test_reused_steps_are_spread_and_never_two_in_a_row():
+    assert reused_steps(3, 1) == (2,)
+    assert reused_steps(50, 0) == ()
+    for count in range(1, 18):
+        steps = reused_steps(50, count)
+        assert len(steps) == count
+        assert min(b - a for a, b in itertools.pairwise((0, *steps))) >= 2
+    with pytest.raises(ValueError, match="expected at most 18"):
+        reused_steps(50, 19)
+
+
 def test_our_side_gives_the_bits_of_wan_pipeline(checkpoint: WanCheckpoint, tmp_path: Path):
     out = tmp_path / "out.json"
     options = ["--checkpoint", str(checkpoint.folder), "--shapes", "64x32x5", "--steps", "3", "--dtype", "float32"]
-    assert main([*options, "--max-sequence-length", "8", "--device", "cpu", "--out", str(out)]) == 0
+    options += ["--max-sequence-length", "8", "--device", "cpu", "--reuse", "1", "--out", str(out)]
+    assert main(options) == 0
     measured = json.loads(out.read_text())
     (comparison,) = measured["comparison"]
-    base, ours = comparison["contestants"]
+    base, ours, reusing = comparison["contestants"]
     assert base["name"] == "diffusers WanPipeline"
     assert ours["latents_difference"] == 0
     assert ours["repeatable"]
+    assert reusing["latents_difference"] > 0  # a step was predicted, not computed
+    assert reusing["repeatable"]
     assert ours["phases"]["denoise"]["median_s"] > 0
     assert measured["machine"]["torch"] == torch.__version__
 
