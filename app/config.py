@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from cache_actors.latent_config import LatentCacheConfig
 from cache_actors.world_config import WorldCacheConfig
 
 
@@ -269,6 +270,7 @@ class Worlds(Closed):
     models: tuple[WorldModel, ...] = Field(min_length=1)
     cache: WorldCacheConfig | None = Field(None, description="Chunks shared between worlds; None: nothing is shared.")
     max_worlds: int = Field(1000, ge=1, description="Worlds that are not deleted; more are refused with 429.")
+    max_image_bytes: int = Field(16 << 20, ge=1024, description="Of an image file that is sent.")
     max_waiting: int = Field(16, ge=1, description="Requests waiting for a model; more are refused with 429.")
     max_attempts: int = Field(3, ge=1, description="Workers a chunk may lose in a row; then it fails, its world stays.")
 
@@ -278,6 +280,9 @@ class Worldstage(Closed):
 
     models: tuple[VideoModel, ...] = ()
     worlds: Worlds | None = Field(None, description="None: no world is served, nothing of worlds is imported.")
+    latent_cache: LatentCacheConfig | None = Field(
+        None, description="Reuse between the video requests; None: off, nothing of it is imported."
+    )
     jobs: Jobs = Jobs()
     http: Http = Http()
 

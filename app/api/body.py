@@ -5,6 +5,7 @@ Both readers give the same thing, a dict of JSON values, so that a model behind 
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Collection
@@ -26,10 +27,14 @@ _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 
 @dataclass(frozen=True)
 class FormFields:
-    """How multipart text becomes JSON values: `numbers` are read as JSON numbers, `lists` may be repeated."""
+    """How multipart text becomes JSON values: `numbers` are read as JSON numbers, `lists` may be repeated.
+
+    `files` may be uploaded: they become base64 text, which is how JSON has them.
+    """
 
     numbers: Collection[str]
     lists: Collection[str]
+    files: Collection[str] = ()
 
 
 async def read_fields(request: Request, max_bytes: int, form: FormFields) -> dict[str, Any]:
@@ -94,6 +99,8 @@ def read_multipart(body: bytes, boundary: str, form: FormFields) -> dict[str, An
             values.setdefault(item, []).append(text)
         elif name in values:
             raise UnknownField(f"{name}: sent more than once; send it once", name)
+        elif part.is_file and name in form.files:
+            values[name] = base64.b64encode(part.data).decode()
         elif part.is_file:
             values[name] = {"file": text}  # an object: no field takes one, so the model refuses it by name
         else:

@@ -12,12 +12,13 @@ import secrets
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from app.api.body import FormFields
 from app.api.errors import InvalidValue, UnknownModel, shown
+from app.api.field_types import SIZE_PATTERN, Size, not_blank, size_text, words
 from app.api.validation import validated
 from app.config import VideoLimits
 from app.driver.job_state import VideoParams
@@ -28,30 +29,7 @@ DRAWN_SEEDS = 2**53
 """A drawn seed is below this: the largest range of integers that JSON clients with doubles show unchanged."""
 
 _SECONDS = r"^(0|[1-9][0-9]{0,5})(\.[0-9]{1,9})?$"
-_SIZE = r"^[1-9][0-9]{0,4}x[1-9][0-9]{0,4}$"
 _PROMPT = r"^[^\u0000]*\S[^\u0000]*$"
-
-
-class Size(NamedTuple):
-    """Pixels."""
-
-    width: int
-    height: int
-
-
-def _size(value: object) -> Size | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or not re.fullmatch(_SIZE, value, re.ASCII):
-        raise ValueError('expected a string "WIDTHxHEIGHT" in pixels, such as "832x480"')
-    size = Size(*map(int, value.split("x")))
-    if size.width % 16 or size.height % 16:
-        below, above = (Size(*(max(16, (side + up) // 16 * 16) for side in size)) for up in (0, 15))
-        raise ValueError(
-            f"expected width and height to be multiples of 16; "
-            f"nearest valid: {below.width}x{below.height} and {above.width}x{above.height}"
-        )
-    return size
 
 
 def _seconds(value: object) -> Fraction | None:
@@ -64,20 +42,6 @@ def _seconds(value: object) -> Fraction | None:
     if not isinstance(text, str) or not re.fullmatch(_SECONDS, text, re.ASCII):
         raise ValueError('expected a number of seconds, such as "4" or 0.5, at most 999999 and with 9 decimals')
     return Fraction(text)
-
-
-def _words(value: str) -> str:
-    if "\x00" in value:
-        raise ValueError("expected text without NUL characters")
-    if any("\ud800" <= char <= "\udfff" for char in value):  # json.loads lets them through; no UTF-8 file can hold them
-        raise ValueError("expected text without lone surrogates")
-    return value
-
-
-def _not_blank(value: str) -> str:
-    if not value.strip():
-        raise ValueError("expected at least one visible character")
-    return value
 
 
 def _distinct(value: list[str] | None) -> list[str] | None:
@@ -93,15 +57,15 @@ class VideoRequest(BaseModel):
 
     prompt: Annotated[
         str,
-        AfterValidator(_words),
-        AfterValidator(_not_blank),
+        AfterValidator(words),
+        AfterValidator(not_blank),
         Field(min_length=1, description="What the video shows.", json_schema_extra={"pattern": _PROMPT}),
     ]
     model: str | None = Field(None, description="Name from `GET /v1/models`; optional when one model is served.")
     size: Annotated[
         Size | None,
-        PlainValidator(_size),
-        WithJsonSchema({"anyOf": [{"type": "string", "pattern": _SIZE}, {"type": "null"}]}),
+        PlainValidator(size_text),
+        WithJsonSchema({"anyOf": [{"type": "string", "pattern": SIZE_PATTERN}, {"type": "null"}]}),
     ] = Field(None, description='"WIDTHxHEIGHT" in pixels, multiples of 16.')
     seconds: Annotated[
         Fraction | None,
@@ -126,7 +90,7 @@ class VideoRequest(BaseModel):
     flow_shift: float | None = Field(None, gt=0, le=100, description="Shift of the flow-matching noise schedule.")
     negative_prompt: Annotated[
         str | None,
-        AfterValidator(lambda value: value if value is None else _words(value)),
+        AfterValidator(lambda value: value if value is None else words(value)),
     ] = Field(None, description="What the video should not show.")
     seed: int | None = Field(None, ge=0, le=2**63 - 1, description="Of the noise; drawn below 2^53 when absent.")
     max_sequence_length: int | None = Field(None, ge=1, description="Text tokens; a longer prompt is cut there.")
