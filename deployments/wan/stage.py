@@ -18,12 +18,17 @@ from diffusers import WanTransformer3DModel
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_wan import WanAttention
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 
 TextKV = tuple[tuple[Tensor, Tensor], ...]
 """Cross-attention key and value of each local block: [B, L, heads, head_dim], model dtype."""
 
 MAX_COMPILED_SHAPES = 256
 """Shapes one process compiles blocks for; a request of one more fails.  A shape takes seconds once, and a megabyte."""
+
+REPEATABLE = {"deterministic": True} if hasattr(inductor_config, "deterministic") else {}
+"""Inductor chooses kernels by rules instead of by timing them on the device: each process that timed them for itself
+would sum in an order of its own, and topologies would differ by rounding.  torch 2.9 has no such choice."""
 
 RunBlocks = Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor]
 """Given the hidden state and the block stack, returns the stack's output: the seam of the step cache."""
@@ -91,7 +96,7 @@ class WanStage(nn.Module):
             if compile_blocks:
                 # Kernels of their own for each shape: with kernels for any shape, which torch makes once it has seen
                 # two, the bits of a request could depend on the requests before it.
-                block.compile(dynamic=False)
+                block.compile(dynamic=False, options=REPEATABLE)
 
     def prepare(self, text: Tensor, latent_shape: Sequence[int]) -> Conditioning:
         """text: [B, L, text_dim] prompt embeddings.  latent_shape: (B, C, F, H, W), divisible by the patch size."""
