@@ -8,7 +8,9 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import ray
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import GangSchedulingConfig, RequestRouterConfig
@@ -20,6 +22,7 @@ from app.ingress import VideoIngress
 from app.model_card import ModelCard
 from app.planning.step_cache_policy import StepCachePolicy, open_policy
 from app.relative_paths import anchored
+from cache_actors.latent_config import LatentCacheConfig
 from deployments.gang.router import GangRouter
 from deployments.gang.stage_replica import StageReplica
 from deployments.gang.transport import Backend
@@ -30,6 +33,9 @@ from deployments.wan.free_memory import free_host_memory
 from deployments.wan.memory_plan import DTYPES, GIB, HOST, MemoryPlan, plan_memory
 from deployments.wan.text_encoder import TextEncoderReplica
 from deployments.wan.video_rank import StageCaching, VideoRankSpec
+
+if TYPE_CHECKING:
+    from app.planning.latent_policy import LatentPolicy
 
 DRAIN_S = 30.0
 """A replica that is told to go finishes what takes no longer; jobs survive all the same."""
@@ -44,6 +50,8 @@ def build(args: Worldstage) -> Application:
         raise TypeError(f"args: got {type(args).__name__}, expected Worldstage; Serve did not validate the config file")
     args = anchored(args, Path.cwd())
     services = [_model(model, args) for model in args.models]
+    if args.latent_cache is not None:
+        _start_latent_cache(args.latent_cache)
     driver = serve.deployment(
         VideoDriver,
         name="driver",
@@ -61,7 +69,8 @@ def build(args: Worldstage) -> Application:
         max_ongoing_requests=10_000,
         health_check_period_s=HEALTH_PERIOD_S,
     )
-    return ingress.bind(driver, [s.card for s in services], Storage(args.jobs.storage_url), args.http)
+    cached = args.latent_cache is not None
+    return ingress.bind(driver, [s.card for s in services], Storage(args.jobs.storage_url), args.http, cached)
 
 
 def _model(model: VideoModel, args: Worldstage) -> ModelServices:
@@ -85,7 +94,38 @@ def _model(model: VideoModel, args: Worldstage) -> ModelServices:
         gang=_gang(model, memory, policy, args),
         decoder=_decoder(model, checkpoint, memory, args),
         step_cache=policy,
+        latent_cache=_latent_policy(args.latent_cache, model, checkpoint, card.fingerprint, policy),
     )
+
+
+def _latent_policy(
+    config: LatentCacheConfig | None,
+    model: VideoModel,
+    checkpoint: WanCheckpoint,
+    fingerprint: str,
+    step_cache: StepCachePolicy | None,
+) -> "LatentPolicy | None":
+    if config is None:
+        return None
+    # Here, as in `_start_latent_cache`: a server without the latent cache imports nothing of it.
+    from app.planning.latent_policy import open_latent_policy
+
+    return open_latent_policy(
+        config,
+        model,
+        checkpoint,
+        fingerprint,
+        step_profile=step_cache.profile.digest if step_cache else None,
+        threads=_threads(model.ranks, model.topology.ranks),
+        accelerators=[name for name in ray.cluster_resources() if name.startswith("accelerator_type:")],
+    )
+
+
+def _start_latent_cache(config: LatentCacheConfig) -> None:
+    """Raises RuntimeError with the reason when it cannot work: the start stops here."""
+    from cache_actors.latent_cache_actor import get_or_create
+
+    get_or_create(config)
 
 
 def _card(model: VideoModel, checkpoint: WanCheckpoint) -> ModelCard:

@@ -34,14 +34,28 @@ ANSWER_S = 10.0
 
 
 class VideoIngress:
-    """Ingress deployment.  driver: handle of a deployment with the methods of `VideoJobs`; cards: the served models."""
+    """Ingress deployment.  driver: handle of a deployment with the methods of `VideoJobs`; cards: the served models;
+    latent_cache: whether there is one to show."""
 
-    def __init__(self, driver: DeploymentHandle, cards: Sequence[ModelCard], storage: ResultFiles, http: Http) -> None:
+    def __init__(
+        self,
+        driver: DeploymentHandle,
+        cards: Sequence[ModelCard],
+        storage: ResultFiles,
+        http: Http,
+        latent_cache: bool = False,
+    ) -> None:
         self._jobs = HandleJobs(driver)
         self._cards, self._storage, self._http = tuple(cards), storage, http
+        self._latent_cache = latent_cache
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return make_app(self._jobs, self._cards, self._storage, self._http)
+        cache = None
+        if self._latent_cache:
+            from cache_actors.latent_cache_actor import LatentCacheClient  # here: off means absent
+
+            cache = LatentCacheClient(ANSWER_S)
+        return make_app(self._jobs, self._cards, self._storage, self._http, latent_cache=cache)
 
 
 class HandleJobs:

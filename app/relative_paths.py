@@ -8,6 +8,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from app.config import VideoModel, WorldModel, Worlds, Worldstage
+from cache_actors.latent_config import LatentCacheConfig
 
 
 def anchored(args: Worldstage, folder: Path) -> Worldstage:
@@ -19,7 +20,8 @@ def anchored(args: Worldstage, folder: Path) -> Worldstage:
         }
     )
     models = tuple(_model(model, folder) for model in args.models)
-    return args.model_copy(update={"jobs": jobs, "models": models, "worlds": _worlds(args.worlds, folder)})
+    worlds, latent_cache = _worlds(args.worlds, folder), _latent_cache(args.latent_cache, folder)
+    return args.model_copy(update={"jobs": jobs, "models": models, "worlds": worlds, "latent_cache": latent_cache})
 
 
 def _model(model: VideoModel, folder: Path) -> VideoModel:
@@ -48,6 +50,23 @@ def _world_model(model: WorldModel, folder: Path) -> WorldModel:
     if model.support is not None:
         changes["support"] = str(folder / Path(model.support).expanduser())
     return model.model_copy(update=changes)
+
+
+def _latent_cache(cache: LatentCacheConfig | None, folder: Path) -> LatentCacheConfig | None:
+    if cache is None:
+        return None
+    changes: dict[str, object] = {"root": str(folder / Path(cache.root).expanduser())}
+    if cache.approximate is not None:
+        level_2 = cache.approximate
+        approximate: dict[str, object] = {
+            "similarity_map": str(folder / Path(level_2.similarity_map).expanduser()),
+        }
+        if level_2.embedder.kind == "folder":
+            path = folder / Path(level_2.embedder.folder).expanduser()
+            if path.is_dir():  # otherwise the name of a package
+                approximate["embedder"] = level_2.embedder.model_copy(update={"folder": str(path)})
+        changes["approximate"] = level_2.model_copy(update=approximate)
+    return cache.model_copy(update=changes)
 
 
 def _storage(url: str, folder: Path) -> str:

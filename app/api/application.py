@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -25,6 +25,9 @@ from app.api.video_jobs import VideoJobs
 from app.config import Http
 from app.model_card import ModelCard
 
+if TYPE_CHECKING:
+    from app.api.latent_cache import LatentCacheCalls
+
 logger = logging.getLogger(__name__)
 
 
@@ -34,11 +37,12 @@ def make_app(
     storage: ResultFiles,
     http: Http,
     heartbeat_s: float = video_events.HEARTBEAT_S,
+    latent_cache: LatentCacheCalls | None = None,
 ) -> FastAPI:
     """The HTTP surface over `jobs`.
 
     cards: the served models, one at least.  storage: where finished jobs' files are.  heartbeat_s: longest silence of
-    an event stream.
+    an event stream.  latent_cache: None on a server without one, which then has no endpoints for it.
     """
     app = FastAPI(
         title="worldstage",
@@ -54,6 +58,10 @@ def make_app(
     videos.add_routes(app, jobs, cards, http.max_body_bytes)
     video_content.add_routes(app, jobs, storage)
     video_events.add_routes(app, jobs, heartbeat_s)
+    if latent_cache is not None:
+        from app.api import latent_cache as endpoints  # here: without it nothing of the cache is imported
+
+        endpoints.add_routes(app, latent_cache)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _invalid_parameter)
     app.add_exception_handler(HTTPException, _no_such_route)

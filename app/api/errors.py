@@ -79,6 +79,12 @@ class UnknownModel(ApiError):
     status, type, code = 404, "invalid_request_error", "model_not_found"
 
 
+class UnknownEntry(ApiError):
+    """The latent cache has no such entry: it never existed, expired or was evicted."""
+
+    status, type, code = 404, "invalid_request_error", "entry_not_found"
+
+
 class NoSuchFile(ApiError):
     """The job has no such result file."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import islice
 
 from app.api.errors import QueueFull
+from app.driver.job_state import VideoParams
 from app.driver.live_job import LiveJob
 
 FIRST_RETRY_S = 5.0
@@ -14,13 +15,24 @@ FIRST_RETRY_S = 5.0
 
 
 class JobQueue:
-    """First come, first served, `capacity` at a time.
+    """First come, first served, `capacity` at a time; of twins only one at a time, as the second will find its result.
 
     start: called with a job whose turn it is, on the caller's stack; `done` gives its place back.
+    twin_key: equal for jobs that are twins, None for one that has none; `release` lets the next of them run.
     """
 
-    def __init__(self, model: str, capacity: int, max_queued: int, start: Callable[[LiveJob], None]) -> None:
+    def __init__(
+        self,
+        model: str,
+        capacity: int,
+        max_queued: int,
+        start: Callable[[LiveJob], None],
+        twin_key: Callable[[VideoParams], str | None] = lambda params: None,
+    ) -> None:
         self._model, self._capacity, self._max_queued, self._start = model, capacity, max_queued, start
+        self._twin_key = twin_key
+        self._taken: dict[str, LiveJob] = {}
+        """Jobs that their twins wait for."""
         self._running: set[LiveJob] = set()
         self._waiting: deque[LiveJob] = deque()
         self._promised = 0
@@ -57,6 +69,13 @@ class JobQueue:
         self._running.discard(live)
         self._fill()
 
+    def release(self, live: LiveJob) -> None:
+        """A job has left its result, or none: a twin may run."""
+        key = self._twin_key(live.job.params)
+        if key is not None and self._taken.get(key) is live:
+            del self._taken[key]
+            self._fill()
+
     def position(self, live: LiveJob) -> int | None:
         """1 = next; None for a job that does not wait."""
         return self._waiting.index(live) + 1 if live in self._waiting else None
@@ -75,13 +94,23 @@ class JobQueue:
 
     def _fill(self) -> None:
         moved = False
-        while self._waiting and len(self._running) < self._capacity:
-            live = self._waiting.popleft()
+        while len(self._running) < self._capacity and (live := self._next()) is not None:
+            self._waiting.remove(live)
             self._running.add(live)
             self._start(live)
             moved = True
         if moved:
             self._tell_positions()
+
+    def _next(self) -> LiveJob | None:
+        for live in self._waiting:
+            key = self._twin_key(live.job.params)
+            if key is None:
+                return live
+            if key not in self._taken:
+                self._taken[key] = live
+                return live
+        return None
 
     def _tell_positions(self) -> None:
         for live in self._waiting:

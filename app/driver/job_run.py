@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from app.driver.failure import job_error, lost_too_often, worker_was_lost
 from app.driver.job_state import IllegalTransition, JobState, StepCacheReport
@@ -17,6 +18,9 @@ from app.driver.readiness import ModelReadiness
 from app.driver.video_attempt import ModelServices, Outcome, VideoAttempt, load_saved_state
 from deployments.plan import Plan
 from deployments.storage import Storage, StorageUnavailable
+
+if TYPE_CHECKING:
+    from app.driver.latent_reuse import LatentReuse, Reuse  # a driver without the latent cache need not load it
 
 _TAKEN_OVER = (JobTakenOver, IllegalTransition, JobIsFinal, JobNotFound)
 """The row is not as this driver left it."""
@@ -36,6 +40,8 @@ class RunContext:
     readiness: ModelReadiness
     max_attempts: int
     checkpoint_every: int
+    latent_cache: LatentReuse | None
+    """None on a server without it."""
 
 
 class JobRun:
@@ -48,6 +54,10 @@ class JobRun:
     def __init__(self, context: RunContext, live: LiveJob) -> None:
         self._context, self._live = context, live
         self._losses, self._furthest = 0, live.job.step
+        self._report = live.job.cache
+        self._donor_steps: tuple[int, ...] = ()
+        self._as_planned = True
+        self._taken_over = False
 
     async def run(self) -> None:
         """Until the job is final."""
@@ -57,7 +67,30 @@ class JobRun:
                 pass
         except _TAKEN_OVER as error:
             logger.warning("job %s is another driver's now: %s", live.id, error)
+            self._taken_over = True
             return
+        if self._context.latent_cache is None:
+            await self._clean()
+
+    async def finish_from_store(self) -> bool:
+        """Before the queue: whether the latent cache had the very result; the job is completed with it then."""
+        cache, live = self._context.latent_cache, self._live
+        found = None if cache is None else await cache.stored_result(live.job)
+        if cache is None or found is None:
+            return False
+        try:
+            await self._complete(await self._stored(cache, found))
+        except StorageUnavailable as error:
+            logger.warning("job %s: its stored result could not be copied, it is computed: %s", live.id, error)
+            return False
+        return True
+
+    async def keep(self) -> None:
+        """After the end: leave the job's work to the latent cache, then tidy up."""
+        cache = self._context.latent_cache
+        if cache is None or self._taken_over:
+            return
+        await cache.keep(self._live.job, self._as_planned)
         await self._clean()
 
     async def clean_late(self) -> None:
@@ -100,17 +133,44 @@ class JobRun:
         if self._losses:
             await context.readiness.proven()  # warm-ups fail on a gang that is going down, so that jobs need not
         saved = await asyncio.to_thread(load_saved_state, context.storage, live.id)
-        await live.begin_attempt(context.pace.expect(live.job.params), saved.step if saved else 0)
+        cache = context.latent_cache
+        if cache is not None and saved is None:  # with a state of its own the job goes on, as what it began as
+            found = await cache.find(live.job)
+            if found.files:
+                return await self._stored(cache, found)
+            saved, self._report = found.resume, found.report
+        elif saved is not None:
+            self._as_planned = False  # residuals from before a loss are lost with it
+        if cache is not None and self._report is not None:
+            self._donor_steps = await cache.donor_steps(live.job, self._report)
+        first = saved.step if saved else 0
+        await live.begin_attempt(context.pace.expect(live.job.params), first, cache=self._report)
         # In a thread: the timesteps of a model with two experts are computed by its scheduler.
-        attempt = await asyncio.to_thread(VideoAttempt, context.services, live.job, saved, context.checkpoint_every)
-        return await attempt.run(_RowReporter(live))
+        attempt = await asyncio.to_thread(
+            VideoAttempt, context.services, live.job, saved, context.checkpoint_every, self._donor_steps
+        )
+        outcome = await attempt.run(_RowReporter(live))
+        self._as_planned &= outcome.as_planned
+        return outcome
+
+    async def _stored(self, cache: LatentReuse, found: Reuse) -> Outcome:
+        """The latent cache had the very result."""
+        self._report = found.report
+        return Outcome(await cache.store_files(self._live.job, found), {}, 0, self._live.job.step_cache)
 
     async def _complete(self, outcome: Outcome) -> None:
-        live = self._live
+        live, cache, report = self._live, self._context.latent_cache, self._report
         timings = {**outcome.timings, "attempt": time.monotonic() - live.attempt_began}
         steps = live.job.params.num_inference_steps
+        if cache is not None and report is not None and self._donor_steps:
+            report = report.model_copy(update={"saved_steps": await cache.kept_steps(live.job, self._donor_steps)})
         await live.end(
-            JobState.COMPLETED, files=outcome.files, timings=timings, step=steps, step_cache=outcome.step_cache
+            JobState.COMPLETED,
+            files=outcome.files,
+            timings=timings,
+            step=steps,
+            step_cache=outcome.step_cache,
+            cache=report,
         )
         if outcome.computed_steps:
             self._context.pace.observe(live.job.params, outcome.pace())

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 from app.driver.job_state import RUNNING, Job, JobState, JobView
 from app.driver.job_store import JobChanges, JobStore
 from app.driver.progress import Expectation, Progress
+from cache_actors.latent_report import CacheReport
 
 
 class LiveJob:
@@ -79,8 +80,8 @@ class LiveJob:
         self.progress.advance(done)
         self.announce()
 
-    async def begin_attempt(self, expected: Expectation | None, first_step: int) -> None:
-        """A run begins, at a solver step that an earlier one has saved, or at 0."""
+    async def begin_attempt(self, expected: Expectation | None, first_step: int, cache: CacheReport | None) -> None:
+        """A run begins, at a solver step that an earlier one has saved, or at 0.  cache: what was reused for it."""
         self.progress = Progress(expected, self.job.params.num_inference_steps, first_step)
         self.attempt_began = time.monotonic()
         self._waited += self.attempt_began - self._queued_at
@@ -88,6 +89,7 @@ class LiveJob:
             attempt=self.job.attempt + 1,
             started_at=self.job.started_at or time.time(),
             timings={"queued": self._waited},
+            cache=cache,
         )
 
     async def update(self, **changes: Unpack[JobChanges]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ray
 from ray.serve.handle import DeploymentHandle
 
-from app.driver.job_state import Job, JobState, Native, RankSteps, StepCacheReport
+from app.driver.job_state import Job, JobState, Native, RankSteps, StepCacheReport, VideoParams
 from app.driver.progress import Expectation
 from app.model_card import ModelCard
 from app.planning.video_plan import video_plan
@@ -24,7 +24,9 @@ from deployments.wan.solver_spec import SolverSpec
 from deployments.wan.video_task import VideoTask
 
 if TYPE_CHECKING:
-    from app.planning.step_cache_policy import StepCachePolicy  # brings torch, which a driver without one need not load
+    # They bring torch, which a driver without them need not load.
+    from app.planning.latent_policy import LatentPolicy
+    from app.planning.step_cache_policy import StepCachePolicy
 
 logger = logging.getLogger("ray.serve")
 
@@ -45,6 +47,23 @@ class ModelServices:
     decoder: DeploymentHandle
     step_cache: StepCachePolicy | None = None
     """None on a model without a profile."""
+    latent_cache: LatentPolicy | None = None
+    """None on a server without the latent cache."""
+
+    def solver(self, params: VideoParams) -> SolverSpec:
+        """Of a request."""
+        steps, shift = params.num_inference_steps, params.flow_shift
+        return SolverSpec(self.scheduler, self.scheduler_config, steps, shift, self.boundary_ratio)
+
+    def latent_shape(self, params: VideoParams) -> tuple[int, int, int, int, int]:
+        """(1, C, F, H, W) of a request."""
+        frames, pixels = self.vae_stride
+        latent_frames = (params.num_frames - 1) // frames + 1
+        return (1, self.latent_channels, latent_frames, params.height // pixels, params.width // pixels)
+
+    def reused_steps(self, params: VideoParams) -> tuple[int, ...]:
+        """What the step cache reuses in a run from the first step on."""
+        return self.step_cache.decide(params, self.solver(params), 0).reuse if self.step_cache else ()
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,8 @@ class Outcome:
     computed_steps: int
     step_cache: StepCacheReport | None
     """None on a model without a profile."""
+    as_planned: bool = True
+    """False: a rank computed steps that the plan reuses."""
 
     def pace(self) -> Expectation:
         """What this attempt says about the model's speed; not for one that computed no step."""
@@ -83,17 +104,19 @@ class Reporter(Protocol):
 class VideoAttempt:
     """Runs a job once; cancelling `run` cancels the work wherever it is."""
 
-    def __init__(self, services: ModelServices, job: Job, resume: SavedState | None, checkpoint_every: int) -> None:
-        """resume: where an earlier attempt got to.  checkpoint_every: steps between saved solver states; 0: none."""
+    def __init__(
+        self,
+        services: ModelServices,
+        job: Job,
+        resume: SavedState | None,
+        checkpoint_every: int,
+        donor_steps: tuple[int, ...] = (),
+    ) -> None:
+        """resume: where an earlier attempt got to, or another job.  checkpoint_every: steps between saved solver
+        states; 0: none.  donor_steps: those whose entering latents are stored."""
         self._services, self._job, self._resume = services, job, resume
-        self._checkpoint_every = checkpoint_every
-        self._solver = SolverSpec(
-            services.scheduler,
-            services.scheduler_config,
-            job.params.num_inference_steps,
-            job.params.flow_shift,
-            services.boundary_ratio,
-        )
+        self._checkpoint_every, self._donor_steps = checkpoint_every, donor_steps
+        self._solver = services.solver(job.params)
         start = resume.step if resume else 0
         policy = services.step_cache
         self._reuse = policy.decide(job.params, self._solver, start) if policy else None
@@ -126,7 +149,8 @@ class VideoAttempt:
         finally:
             response.cancel()
         timings |= {"decoding": decoded["decode_s"], "file": decoded["encode_s"]}
-        return Outcome(decoded["files"], timings, len(self.plan.steps), self.step_cache_report())
+        as_planned = not any(rank.get("native") for rank in self._ranks)
+        return Outcome(decoded["files"], timings, len(self.plan.steps), self.step_cache_report(), as_planned)
 
     def step_cache_report(self) -> StepCacheReport | None:
         """What the step cache is to do, and once denoising has ended what it did; None without a profile."""
@@ -178,18 +202,17 @@ class VideoAttempt:
         raise GangLost("the gang ended its stream without a result")
 
     def _task(self) -> VideoTask:
-        params, services = self._job.params, self._services
-        frames, pixels = services.vae_stride
-        latent_frames = (params.num_frames - 1) // frames + 1
+        params = self._job.params
         low_noise = params.guidance_scale if params.guidance_scale_2 is None else params.guidance_scale_2
         return VideoTask(
             job=self._job.id,
             plan=self.plan,
             solver=self._solver,
-            latent_shape=(1, services.latent_channels, latent_frames, params.height // pixels, params.width // pixels),
+            latent_shape=self._services.latent_shape(params),
             seed=params.seed,
             guidance=(params.guidance_scale, low_noise),
             checkpoint_every=self._checkpoint_every,
+            donor_steps=self._donor_steps,
         )
 
 

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.api.errors import NotReady, UnknownJob, WrongState
 from app.api.video_jobs import JobPage, Order, Readiness
@@ -30,8 +30,15 @@ from app.driver.live_job import LiveJob
 from app.driver.progress import Pace
 from app.driver.readiness import ModelReadiness
 from app.driver.video_attempt import ModelServices, VideoAttempt
+from cache_actors.latent_report import CacheReport, Reason
 from deployments.plan import Plan
 from deployments.storage import Storage
+
+if TYPE_CHECKING:
+    from app.driver.latent_reuse import LatentReuse
+
+DISABLED = CacheReport(decision="disabled", reason=Reason.DISABLED)
+"""Of every job on a server without the latent cache."""
 
 logger = logging.getLogger("ray.serve")
 
@@ -68,6 +75,7 @@ class VideoDriver:
             params=params,
             created_at=time.time(),
             fingerprint=model.context.services.card.fingerprint,
+            cache=None if model.context.latent_cache else DISABLED,
         )
         # In a task of its own: a caller that goes away in between must not leave a row that nobody runs.
         return await asyncio.shield(asyncio.ensure_future(self._accept(model, job)))
@@ -155,7 +163,7 @@ class VideoDriver:
         return {name: model.context.readiness.state() for name, model in self._models.items()}
 
     def _model(self, services: ModelServices, jobs: Jobs) -> _Model:
-        pace, topology = Pace(), services.card.topology
+        pace, topology, cache = Pace(), services.card.topology, self._latent_cache(services)
         context = RunContext(
             services=services,
             storage=self._storage,
@@ -163,9 +171,23 @@ class VideoDriver:
             readiness=ModelReadiness(services, self._storage, pace, self._background),
             max_attempts=jobs.max_attempts,
             checkpoint_every=jobs.checkpoint_every_steps,
+            latent_cache=cache,
         )
         capacity = topology.gangs * topology.requests_in_flight
-        return _Model(context, JobQueue(services.card.name, capacity, jobs.max_queued, self._start))
+        queue = JobQueue(services.card.name, capacity, jobs.max_queued, self._start)
+        if cache is not None:
+            queue = JobQueue(services.card.name, capacity, jobs.max_queued, self._start, cache.twin_key)
+            self._background.spawn(cache.warm_up())
+        return _Model(context, queue)
+
+    def _latent_cache(self, services: ModelServices) -> LatentReuse | None:
+        if services.latent_cache is None:
+            return None
+        # Here: a driver without the latent cache loads nothing of it.
+        from app.driver.latent_reuse import LatentReuse
+        from cache_actors.latent_cache_actor import LatentCacheClient
+
+        return LatentReuse(services.latent_cache, services, self._storage, LatentCacheClient())
 
     def _recover(self, job: Job) -> None:
         model = self._models.get(job.params.model)
@@ -185,19 +207,23 @@ class VideoDriver:
         if job.state in RUNNING:
             logger.warning("job %s was %s when the driver was lost: it is queued again", job.id, job.state)
             job = self._store.transition(job.id, JobState.QUEUED)
-        self._enqueue(model, job)
+        model.queue.add(self._take(model, job))
 
     async def _accept(self, model: _Model, job: Job) -> JobView:
         try:
             await asyncio.to_thread(self._store.create, job)
+            live = self._take(model, job)
+            if await JobRun(model.context, live).finish_from_store():
+                self._leave(live)
+            else:
+                model.queue.add(live)
         finally:
             model.queue.withdraw()
-        self._enqueue(model, job)
         return await self.get(job.id)
 
-    def _enqueue(self, model: _Model, job: Job) -> None:
+    def _take(self, model: _Model, job: Job) -> LiveJob:
         live = self._live[job.id] = LiveJob(self._store, job, model.context.pace.expect(job.params))
-        model.queue.add(live)
+        return live
 
     def _start(self, live: LiveJob) -> None:
         self._background.spawn(self._run(live))
@@ -210,7 +236,15 @@ class VideoDriver:
         finally:
             self._leave(live)
             model.queue.done(live)
-        self._background.spawn(run.clean_late())
+        self._background.spawn(self._afterwards(model, run, live))
+
+    async def _afterwards(self, model: _Model, run: JobRun, live: LiveJob) -> None:
+        """What the job's owner need not wait for."""
+        await run.keep()
+        if model.context.latent_cache is not None:
+            await model.context.latent_cache.settle()  # a twin, waiting or about to come, shall find the result
+        model.queue.release(live)
+        await run.clean_late()
 
     def _leave(self, live: LiveJob) -> None:
         del self._live[live.id]
