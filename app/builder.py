@@ -36,6 +36,7 @@ from deployments.wan.video_rank import StageCaching, VideoRankSpec
 
 if TYPE_CHECKING:
     from app.planning.latent_policy import LatentPolicy
+    from app.worlds.world_card import WorldCard
 
 DRAIN_S = 30.0
 """A replica that is told to go finishes what takes no longer; jobs survive all the same."""
@@ -52,6 +53,7 @@ def build(args: Worldstage) -> Application:
     services = [_model(model, args) for model in args.models]
     if args.latent_cache is not None:
         _start_latent_cache(args.latent_cache)
+    worlds = _world_driver(args) if args.worlds is not None else None
     driver = serve.deployment(
         VideoDriver,
         name="driver",
@@ -70,7 +72,8 @@ def build(args: Worldstage) -> Application:
         health_check_period_s=HEALTH_PERIOD_S,
     )
     cached = args.latent_cache is not None
-    return ingress.bind(driver, [s.card for s in services], Storage(args.jobs.storage_url), args.http, cached)
+    storage = Storage(args.jobs.storage_url)
+    return ingress.bind(driver, [s.card for s in services], storage, args.http, cached, worlds=worlds)
 
 
 def _model(model: VideoModel, args: Worldstage) -> ModelServices:
@@ -221,6 +224,13 @@ def _decoder(model: VideoModel, checkpoint: WanCheckpoint, memory: MemoryPlan, a
         memory,
         Storage(args.jobs.storage_url),
     )
+
+
+def _world_driver(args: Worldstage) -> "tuple[Application, list[WorldCard], int]":
+    # Here: a server without worlds imports nothing of them.
+    from app.world_builder import world_driver
+
+    return world_driver(args, DRAIN_S, HEALTH_PERIOD_S)
 
 
 def _on_gpu(placement: Placement) -> bool:

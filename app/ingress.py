@@ -19,11 +19,13 @@ from ray.serve.handle import DeploymentHandle
 
 from app.api.application import make_app
 from app.api.errors import ApiError, NotReady, QueueFull
-from app.api.video_content import ResultFiles
 from app.api.video_jobs import JobPage, Order, Readiness
+from app.api.world_surface import WorldSurface
 from app.config import Http
 from app.driver.job_state import JobView, VideoParams
 from app.model_card import ModelCard
+from app.worlds.world_card import WorldCard
+from deployments.storage import Storage
 
 Result = TypeVar("Result")
 
@@ -35,19 +37,25 @@ ANSWER_S = 10.0
 
 class VideoIngress:
     """Ingress deployment.  driver: handle of a deployment with the methods of `VideoJobs`; cards: the served models;
-    latent_cache: whether there is one to show."""
+    latent_cache: whether there is one to show; worlds: the world driver, the world models and the longest image."""
 
     def __init__(
         self,
         driver: DeploymentHandle,
         cards: Sequence[ModelCard],
-        storage: ResultFiles,
+        storage: Storage,
         http: Http,
         latent_cache: bool = False,
+        worlds: tuple[DeploymentHandle, Sequence[WorldCard], int] | None = None,
     ) -> None:
         self._jobs = HandleJobs(driver)
         self._cards, self._storage, self._http = tuple(cards), storage, http
         self._latent_cache = latent_cache
+        self._worlds: WorldSurface | None = None
+        if worlds is not None:
+            from app.world_ingress import HandleWorlds  # here: without worlds nothing of them is imported
+
+            self._worlds = WorldSurface(HandleWorlds(worlds[0]), worlds[1], storage, worlds[2])
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         cache = None
@@ -55,7 +63,7 @@ class VideoIngress:
             from cache_actors.latent_cache_actor import LatentCacheClient  # here: off means absent
 
             cache = LatentCacheClient(ANSWER_S)
-        return make_app(self._jobs, self._cards, self._storage, self._http, latent_cache=cache)
+        return make_app(self._jobs, self._cards, self._storage, self._http, latent_cache=cache, worlds=self._worlds)
 
 
 class HandleJobs:
@@ -118,9 +126,14 @@ class HandleJobs:
             stream.cancel()
 
     async def _call(self, method: str, *args: object) -> Any:
-        with _driver_errors():
-            async with asyncio.timeout(self._answer_s):
-                return await getattr(self._driver, method).remote(*args)
+        return await driver_call(self._driver, self._answer_s, method, *args)
+
+
+async def driver_call(driver: DeploymentHandle, longest_s: float, method: str, *args: object) -> Any:
+    """A method of a driver.  Raises its own ApiError, or the one for a driver that is away, swamped or silent."""
+    with _driver_errors():
+        async with asyncio.timeout(longest_s):
+            return await getattr(driver, method).remote(*args)
 
 
 @contextmanager

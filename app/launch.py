@@ -29,6 +29,8 @@ from typing import Any
 
 from app import validate
 
+EXAMPLE_WORLD = "a stone hall with a red square"
+EXAMPLE_IMAGE = "configs/demo-world.png"
 EXAMPLE_PROMPT = "a large red circle moving right on a navy background"
 LOG_LINES = 40
 GRACE_S = 60.0
@@ -51,6 +53,8 @@ class Target:
     prefix: str
     """Route prefix without the closing slash: empty for "/"."""
     models: tuple[str, ...]
+    worlds: tuple[str, ...] = ()
+    """Names of world models."""
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Target:
@@ -58,8 +62,11 @@ class Target:
         http, applications = config["http_options"], config["applications"]
         ours = [application for application in applications if application["import_path"] == validate.BUILDER]
         application = (ours or applications)[0]
-        models = tuple(model["name"] for model in application["args"]["models"]) if ours else ()
-        return cls(http["host"], http.get("port", 8000), application.get("route_prefix", "/").rstrip("/"), models)
+        args = application.get("args", {}) if ours else {}
+        models = tuple(model["name"] for model in args.get("models") or ())
+        worlds = tuple(model["name"] for model in (args.get("worlds") or {}).get("models", ()))
+        prefix = application.get("route_prefix", "/").rstrip("/")
+        return cls(http["host"], http.get("port", 8000), prefix, models, worlds)
 
     @property
     def address(self) -> str:
@@ -73,6 +80,18 @@ class Target:
         body = shlex.quote(json.dumps({"model": model, "prompt": EXAMPLE_PROMPT}))
         json_type = "-H 'Content-Type: application/json'"
         return f"curl -sS --fail-with-body {self.address}/v1/videos/sync {json_type} -d {body} -o video.mp4"
+
+    def world_curl(self, model: str) -> str:
+        """Commands that open a world, move through it and fetch the frames as a file."""
+        worlds = f"{self.address}/v1/worlds"
+        fields = f"-F model={shlex.quote(model)} -F prompt={shlex.quote(EXAMPLE_WORLD)} -F image=@{EXAMPLE_IMAGE}"
+        body = shlex.quote(json.dumps({"keys": ["w", "left"], "chunks": 3}))
+        return (
+            f"WORLD=$(curl -sS --fail-with-body {worlds} {fields} | python3 -c 'import json, sys; "
+            'print(json.load(sys.stdin)["id"])\')\n'
+            f"curl -sS --fail-with-body {worlds}/$WORLD/chunks -H 'Content-Type: application/json' -d {body}\n"
+            f"curl -sS --fail-with-body {worlds}/$WORLD/content -o world.mp4"
+        )
 
 
 class Launcher:
@@ -283,6 +302,8 @@ def _serve(launcher: Launcher, config: Path, timeout_s: float) -> int:
     print("end:    make stop")
     for model in target.models:
         print(f"\n{target.curl(model)}")
+    for model in target.worlds:
+        print(f"\n{target.world_curl(model)}")
     return 0
 
 

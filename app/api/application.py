@@ -22,6 +22,7 @@ from app.api.query import known_query
 from app.api.validation import error_of
 from app.api.video_content import ResultFiles
 from app.api.video_jobs import VideoJobs
+from app.api.world_surface import WorldSurface
 from app.config import Http
 from app.model_card import ModelCard
 
@@ -38,11 +39,13 @@ def make_app(
     http: Http,
     heartbeat_s: float = video_events.HEARTBEAT_S,
     latent_cache: LatentCacheCalls | None = None,
+    worlds: WorldSurface | None = None,
 ) -> FastAPI:
     """The HTTP surface over `jobs`.
 
-    cards: the served models, one at least.  storage: where finished jobs' files are.  heartbeat_s: longest silence of
-    an event stream.  latent_cache: None on a server without one, which then has no endpoints for it.
+    cards: the served video models.  storage: where finished jobs' files are.  heartbeat_s: longest silence of
+    an event stream.  latent_cache: None on a server without one, which then has no endpoints for it;
+    worlds: likewise.
     """
     app = FastAPI(
         title="worldstage",
@@ -52,12 +55,15 @@ def make_app(
         redoc_url=None,
         redirect_slashes=False,  # a path is right or unknown; a redirect would lose a POST's body
     )
-    health.add_routes(app, jobs, cards)
-    models.add_routes(app, cards)
+    world_cards = () if worlds is None else worlds.cards
+    health.add_routes(app, [jobs] if worlds is None else [jobs, worlds.sessions], [*cards, *world_cards])
+    models.add_routes(app, [*cards, *world_cards])
     video_sync.add_routes(app, jobs, cards, storage, http.max_body_bytes)
     videos.add_routes(app, jobs, cards, http.max_body_bytes)
     video_content.add_routes(app, jobs, storage)
     video_events.add_routes(app, jobs, heartbeat_s)
+    if worlds is not None:
+        worlds.add_routes(app, http)
     if latent_cache is not None:
         from app.api import latent_cache as endpoints  # here: without it nothing of the cache is imported
 
@@ -79,6 +85,9 @@ class UnexpectedErrors:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; after the first byte of an answer all that is left is to break the connection."""
+        if scope["type"] != "http":  # a WebSocket tells of its errors itself
+            await self._app(scope, receive, send)
+            return
         started = False
 
         async def watched(message: Message) -> None:

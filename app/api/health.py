@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 
 from app.api.errors import NotReady, UnknownField, documented
-from app.api.video_jobs import VideoJobs
-from app.model_card import ModelCard
+from app.api.video_jobs import Readiness
 
 RETRY_AFTER_S = 2.0
 """Between two looks of a client that waits for the start."""
@@ -33,8 +32,23 @@ class Ready(BaseModel):
     models: list[str]
 
 
-def add_routes(app: FastAPI, jobs: VideoJobs, cards: Sequence[ModelCard]) -> None:
-    """Put the endpoints on `app`."""
+class Named(Protocol):
+    """A served model's facts."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class Driver(Protocol):
+    """Who knows which of its models can work."""
+
+    async def readiness(self) -> dict[str, Readiness]:
+        """Readiness by model name."""
+        ...
+
+
+def add_routes(app: FastAPI, drivers: Sequence[Driver], cards: Sequence[Named]) -> None:
+    """Put the endpoints on `app`.  drivers: each answers for some of the models."""
     names = [card.name for card in cards]
 
     @app.get("/health", responses=documented(UnknownField), operation_id="health", summary="Is the process alive?")
@@ -45,8 +59,8 @@ def add_routes(app: FastAPI, jobs: VideoJobs, cards: Sequence[ModelCard]) -> Non
         "/ready", responses=documented(UnknownField, NotReady), operation_id="ready", summary="Can every model work?"
     )
     async def ready() -> Ready:
-        states = await jobs.readiness()
-        missing = {"ready": False, "reason": "not started"}
+        states = {name: state for driver in drivers for name, state in (await driver.readiness()).items()}
+        missing = Readiness(ready=False, reason="not started")
         waiting = [
             f"{name}: {states.get(name, missing)['reason']}" for name in names if not states.get(name, missing)["ready"]
         ]

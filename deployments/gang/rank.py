@@ -65,6 +65,7 @@ class Rank:
         self._spec, self._rank, self._world_size, self._store = spec, rank, world_size, store
         self._ready: Future[None] = Future()
         self._conductor: Conductor | None = None
+        self._worker: ClosableWorker | None = None
         self.failure: BaseException | None = None
         """What ended the device thread, None while it lives or after an orderly stop."""
         self._thread = threading.Thread(target=self._main, name=f"rank-{rank}", daemon=True)
@@ -76,6 +77,13 @@ class Rank:
         if self._conductor is None:
             raise RuntimeError(f"rank {self._rank} takes no requests; rank 0 of the gang does")
         return self._conductor
+
+    @property
+    def worker(self) -> ClosableWorker:
+        """The rank's worker, once ready; only what it allows from any thread may be asked of it."""
+        if self._worker is None:
+            raise RuntimeError(f"rank {self._rank} has not loaded its share of the model yet")
+        return self._worker
 
     @property
     def alive(self) -> bool:
@@ -111,7 +119,7 @@ class Rank:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         if self._store is None:
-            worker = spec.worker(self._rank, device, Alone())
+            worker = self._worker = spec.worker(self._rank, device, Alone())
             self._conductor = conductor = Conductor(worker, Silent(), spec.in_flight)
             self._ready.set_result(None)
             conductor.run()
@@ -127,7 +135,7 @@ class Rank:
         try:
             transport = GroupTransport(spec.backend, device, self._store, spec.data_timeout_s)
             channel = ControlChannel()
-            worker = spec.worker(self._rank, device, transport)
+            worker = self._worker = spec.worker(self._rank, device, transport)
             dist.barrier()
             if self._rank == 0:
                 self._conductor = conductor = Conductor(worker, channel, spec.in_flight)

@@ -111,16 +111,32 @@ class WorldWorker:
         """For each chunk, whether every rank has its keys and values."""
         return [self._store.has(key) for key in keys]
 
+    def blob(self, key: Key) -> KVBlob | None:
+        """The keys and values that this rank keeps of a chunk; on a GPU the copy to the host may still be running."""
+        return self._store.get(key)
+
     # --- the conductor's thread ------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def open(self, request: int, spec: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Prepare a request.  spec: `WorldTask.to_json` under ``task``; tensors: as `WorldTask` says."""
+        """Prepare a request.  spec: `WorldTask.to_json` under ``task``; tensors: as `WorldTask` says.
+
+        A plan without passes that goes on from nothing parks the world.  One for a world that another request is busy
+        with is stale: two would write one window.
+        """
         task = WorldTask.from_json(spec["task"])
         passes = task.plan.passes
+        if any(state.task.world == task.world for state in self._requests.values()):
+            self._requests[request] = _Request(task, tensors, None, {}, task.camera)
+            return
         needed = self._stream.needed_chunks(passes[0].chunk) if passes and passes[0].op == "restore" else ()
         blobs = {chunk: self._store.get(bytes.fromhex(task.keys[chunk])) for chunk in needed}
         found = {chunk: blob for chunk, blob in blobs.items() if blob is not None}
+        if not passes and task.live == 0:
+            with self._lock:
+                self._worlds.pop(task.world, None)
+            self._requests[request] = _Request(task, tensors, None, {}, task.camera)
+            return
         world = self._take_world(task) if len(found) == len(needed) else None
         self._requests[request] = _Request(task, tensors, world, found, task.camera)
 
