@@ -70,17 +70,19 @@ class StepCache:
         sigmas: Sequence[float],
         hidden_bytes: int,
         branches: Sequence[Branch] = BRANCHES,
+        start: int = 0,
     ) -> NativeReason | None:
         """Prepare a request, or say why this rank cannot hold its residuals: then every rank has to run it native.
 
         sigmas: the solver's, at least one a step.  hidden_bytes: of one hidden state [1, T, D] in the model's dtype.
-        branches: those that this rank computes.
+        branches: those that this rank computes.  start: the first step that is run, after a resume; residuals from
+        before it do not exist.
         """
         count = self._predictor.anchors
         for hit in schedule.reuse:  # fail here, not in the middle of a request
             for branch in branches:
                 self._predictor.weights(checked_branch(branch), hit, schedule.anchors(hit, count), sigmas)
-        checks = self._checks(schedule, count)
+        checks = self._checks(schedule, count, start)
         for branch, step in checks:
             self._predictor.weights(branch, step, schedule.anchors(step, count), sigmas)
         refused = self._anchors.reserve(request, hidden_bytes * count * len(branches))
@@ -143,13 +145,18 @@ class StepCache:
         self._requests.pop(request, None)
         self._anchors.drop(request)
 
-    def _checks(self, schedule: Schedule, count: int) -> frozenset[tuple[Branch, int]]:
+    def _checks(self, schedule: Schedule, count: int, start: int) -> frozenset[tuple[Branch, int]]:
         """Checks that can still change something: full steps with enough anchors and a hit at least a lag later."""
         last = schedule.reuse[-1] if schedule.reuse else -1
+
+        def has_anchors(step: int) -> bool:
+            anchors = schedule.anchors(step, count)
+            return len(anchors) == count and min(anchors, default=step) >= start
+
         return frozenset(
             (branch, step)
             for branch, step in self._limits
-            if not schedule.reuses(step) and step + self._lag < last and len(schedule.anchors(step, count)) == count
+            if not schedule.reuses(step) and step + self._lag < last and has_anchors(step)
         )
 
     def _admitted(self, request: int) -> _Request:

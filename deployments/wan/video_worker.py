@@ -118,7 +118,8 @@ class VideoWorker:
         hidden_bytes = conditioning.rotary[0].shape[1] * stage.width * stage.dtype.itemsize
         reuse = tuple(step.index for step in state.task.plan.steps if step.op == "reuse")
         schedule = Schedule(state.task.solver.steps, reuse)
-        refused = self._step_cache.admit(request, schedule, state.solver.sigmas, hidden_bytes, mine)
+        start = state.task.plan.steps[0].index
+        refused = self._step_cache.admit(request, schedule, state.solver.sigmas, hidden_bytes, mine, start)
         state.cached = refused is None
         if refused is not None:
             state.native = {"code": refused.code, "message": refused.message, "step": 0}

@@ -22,12 +22,14 @@ from typing import TypeVar
 import torch
 from pydantic import TypeAdapter
 
+from app.config import CacheConfig, VideoModel
 from app.jobs.calibrate_latent_cache.damage import Damage, measure, tiers
 from app.jobs.calibrate_latent_cache.judgement import JudgedPair, Judgement, judge, rates, threshold
 from app.jobs.calibrate_latent_cache.labelled_pairs import natural_pairs, read_pairs, shapes_pairs, shapes_wordings
 from app.jobs.calibrate_latent_cache.map_report import write_report
 from app.jobs.calibrate_latent_cache.wan_generator import WanGenerator
 from app.jobs.provenance import provenance
+from app.planning.step_cache_policy import open_policy
 from cache_actors.embedder import PACKAGE, FolderEmbedder
 from cache_actors.latent_config import Floors
 from cache_actors.meaning import MEANING_VERSION
@@ -135,6 +137,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--flow-shift", type=float, help="default: the checkpoint's")
     parser.add_argument("--negative-prompt", default="")
     parser.add_argument("--max-sequence-length", type=int, default=512)
+    parser.add_argument(
+        "--step-cache", help="folder of the served step-cache profile: calibrate with it, for its requests"
+    )
     parser.add_argument("--skip", type=int, nargs="+", default=[2, 4, 6, 8], help="steps to try")
     parser.add_argument("--pairs", type=int, default=36, help="pairs of videos compared")
     parser.add_argument("--scenes", type=int, default=150, help="scenes of the shapes world that are judged")
@@ -165,6 +170,13 @@ def _generator(options: argparse.Namespace) -> tuple[WanGenerator, Scope]:
     second = options.guidance_scale_2
     if second is None and len(checkpoint.experts) == 2:
         second = options.guidance_scale
+    weights, policy = fingerprint(checkpoint), None
+    if options.step_cache is not None:
+        caching = CacheConfig(wan_profile=options.step_cache, allow_unqualified=True)
+        model = VideoModel(name="calibrated", checkpoint=options.checkpoint, dtype=options.dtype, cache_config=caching)
+        policy = open_policy(caching, model, checkpoint, weights)
+        if policy.profile.request.num_inference_steps != options.steps:
+            raise ValueError(f"--steps: got {options.steps}, {options.step_cache} is for other requests")
     generator = WanGenerator(
         checkpoint,
         solver,
@@ -180,9 +192,10 @@ def _generator(options: argparse.Namespace) -> tuple[WanGenerator, Scope]:
         max_sequence_length=options.max_sequence_length,
         dtype=options.dtype,
         device=torch.device(options.device),
+        step_cache=policy,
     )
     scope = Scope(
-        weights=fingerprint(checkpoint),
+        weights=weights,
         width=options.width,
         height=options.height,
         num_frames=options.num_frames,
@@ -193,7 +206,7 @@ def _generator(options: argparse.Namespace) -> tuple[WanGenerator, Scope]:
         guidance_scale_2=second,
         dtype=options.dtype,
         max_sequence_length=options.max_sequence_length,
-        step_profile=None,
+        step_profile=policy.profile.digest if policy else None,
     )
     return generator, scope
 

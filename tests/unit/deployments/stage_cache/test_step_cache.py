@@ -248,6 +248,22 @@ def test_the_guard_trips_and_the_rest_is_full() -> None:
     assert stage.report(1).reused == {}
 
 
+def test_a_resumed_run_is_checked_from_its_own_residuals_on() -> None:
+    """Limits name steps whose anchors an earlier run computed: those are not checked, later ones are."""
+    limits: ErrorLimits = {(branch, step): 1e-9 for branch in BRANCHES for step in (5, 6, 7)}
+    stage = cache(Linear(), limits=limits)
+    stage.admit(1, Schedule(STEPS, (11,)), SIGMAS, BYTES, start=5)
+    added = walk(stage, 1, steps=range(5, STEPS))
+    assert len(added["positive"]) == STEPS - 5
+    tight = cache(Linear(), limits=limits)
+    tight.admit(1, Schedule(STEPS, (11,)), SIGMAS, BYTES, start=5)
+    for step in range(5, 8):
+        for branch in BRANCHES:
+            tight.run(1, branch, step, torch.full(HIDDEN, 1000.0), Blocks(step**2))
+    trip = next(filter(None, (tight.trip(1, step) for step in range(8, STEPS))))
+    assert trip.step == 7  # anchors 6 and 5; steps 5 and 6 lack theirs
+
+
 def test_a_quiet_guard_changes_nothing() -> None:
     schedule = Schedule(STEPS, (3, 6, 9))
     unguarded, guarded = cache(Linear()), cache(Linear(), limits=limits(range(1, STEPS), 0.5))
