@@ -149,14 +149,17 @@ class StepCache:
         """Checks that can still change something: full steps with enough anchors and a hit at least a lag later."""
         last = schedule.reuse[-1] if schedule.reuse else -1
 
-        def has_anchors(step: int) -> bool:
+        def possible(branch: Branch, step: int) -> bool:
             anchors = schedule.anchors(step, count)
-            return len(anchors) == count and min(anchors, default=step) >= start
+            if not start:
+                return len(anchors) == count
+            # A resumed schedule has fewer hits than the one that the limits were measured on, and other anchors.
+            return len(anchors) == count and min(anchors) >= start and self._predictor.covers(branch, step, anchors)
 
         return frozenset(
             (branch, step)
             for branch, step in self._limits
-            if not schedule.reuses(step) and step + self._lag < last and has_anchors(step)
+            if not schedule.reuses(step) and step + self._lag < last and possible(branch, step)
         )
 
     def _admitted(self, request: int) -> _Request:

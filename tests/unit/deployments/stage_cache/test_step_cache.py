@@ -262,6 +262,12 @@ def test_a_resumed_run_is_checked_from_its_own_residuals_on() -> None:
             tight.run(1, branch, step, torch.full(HIDDEN, 1000.0), Blocks(step**2))
     trip = next(filter(None, (tight.trip(1, step) for step in range(8, STEPS))))
     assert trip.step == 7  # anchors 6 and 5; steps 5 and 6 lack theirs
+    rows = [AnchorWeights(branch=b, step=11, anchors=(10, 9), weights=(2.0, -1.0)) for b in BRANCHES]
+    tabled = cache(LeastSquares(table=tuple(rows)), limits=limits)
+    # The table was made for another schedule: it has no weights for a check of step 7 with these anchors.
+    assert tabled.admit(1, Schedule(STEPS, (11,)), SIGMAS, BYTES, start=5) is None
+    with pytest.raises(PredictionError):
+        tabled.admit(2, Schedule(STEPS, (11,)), SIGMAS, BYTES)
 
 
 def test_a_quiet_guard_changes_nothing() -> None:
