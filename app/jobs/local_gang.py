@@ -7,7 +7,6 @@ Rank processes fork from a server that has imported torch and diffusers once; a 
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from safetensors.torch import load, save
 from torch import Tensor
 
+from app.jobs.processes import process_context
 from deployments.gang.conductor import Result, Submission
 from deployments.gang.rank import Rank
 from deployments.gang.transport import Backend, Transport
@@ -92,8 +92,7 @@ class LocalGang:
     """Starts the ranks and waits until they have loaded and met; a context manager that ends them."""
 
     def __init__(self, spec: LocalRankSpec) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context = process_context(spec.on_gpu, __name__)
         self._scratch = tempfile.TemporaryDirectory(prefix="local-gang-")
         self._commands, remote = context.Pipe()
         store = str(Path(self._scratch.name, "store"))

@@ -5,7 +5,6 @@ LocalWorldGang(spec) ─> live, kept ─> run, run, ... (one request at a time) 
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from app.jobs.local_gang import STOP_S, GangEnded
+from app.jobs.processes import process_context
 from cache_actors.keys import Key
 from deployments.gang.conductor import Result, Submission
 from deployments.gang.rank import Rank
@@ -48,8 +48,7 @@ class LocalWorldGang:
     """Starts the ranks and waits until they have loaded and met; a context manager that ends them."""
 
     def __init__(self, spec: WorldRankSpec) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context = process_context(spec.on_gpu, __name__)
         self._scratch = tempfile.TemporaryDirectory(prefix="local-gang-")
         store = str(Path(self._scratch.name, "store"))
         self._others = [

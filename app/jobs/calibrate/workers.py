@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -12,6 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 from tqdm import tqdm
 
 from app.jobs.calibrate.studio import Studio, StudioSpec
+from app.jobs.processes import process_context
 
 Answer = TypeVar("Answer", covariant=True)
 
@@ -31,8 +31,7 @@ class Workers:
     """A context manager; processes fork from a server that has imported torch once, and load the model then."""
 
     def __init__(self, spec: StudioSpec, count: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context = process_context(spec.on_gpu, __name__)
         self._lines: list[Connection] = []
         self._processes = []
         for index in range(count):
