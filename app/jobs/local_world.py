@@ -111,6 +111,7 @@ class LocalWorldModel:
             max_worlds=setup.live,
             window_bytes=window_bytes,
             kv_bytes=setup.kv_bytes,
+            usual_size=(setup.height, setup.width),
         )
         self.gang = LocalWorldGang(self._spec)
 

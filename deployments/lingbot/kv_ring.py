@@ -40,6 +40,10 @@ class KVShape:
         """Bytes of one latent frame, all layers."""
         return 2 * self.layers * self.frame_tokens * self.heads * self.head_dim * self.dtype.itemsize
 
+    def blob(self, frames: int) -> tuple[int, ...]:
+        """Shape of a `KVBlob` of so many latent frames."""
+        return (self.layers, 2, frames * self.frame_tokens, self.heads, self.head_dim)
+
 
 class KVRing:
     """The window of every block of a stage.  All blocks move together, so there is one pair of counters."""
@@ -102,8 +106,7 @@ class KVRing:
 
     def blob_shape(self) -> tuple[int, ...]:
         """Of a chunk's blob."""
-        s = self._shape
-        return (s.layers, 2, self._stream.chunk * s.frame_tokens, s.heads, s.head_dim)
+        return self._shape.blob(self._stream.chunk)
 
     def export_chunk(self, out: Tensor) -> None:
         """Copy the newest chunk's keys and values to a `KVBlob`; does not wait for the copy where `out` is pinned."""

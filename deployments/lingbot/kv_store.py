@@ -2,6 +2,9 @@
 
 A blob is a pure function of its node key (and the stage's block range), so sessions that share a prefix share it, and
 a blob that is gone costs a clean pass, never a result.  Least recently used blobs go first.
+
+A GPU copies only to and from page-locked memory while it computes.  Locking takes a good part of a second a gigabyte,
+so it is done before anybody waits (`reserve`); torch's allocator then hands the same memory out again and again.
 """
 
 from __future__ import annotations
@@ -17,12 +20,16 @@ from deployments.lingbot.kv_ring import KVBlob
 
 
 class KVStore:
-    """One stage's blobs by node key.  Safe to ask from any thread; blobs are moved on the device's thread."""
+    """One stage's blobs by node key.  Safe to ask from any thread; blobs are moved on the device's thread.
 
-    def __init__(self, budget_bytes: int) -> None:
+    pinned: whether a GPU copies to and from them.  torch locks memory in powers of two: what is locked may be up to
+    twice the budget, which counts the blobs themselves, alike on every stage.
+    """
+
+    def __init__(self, budget_bytes: int, *, pinned: bool = False) -> None:
         if budget_bytes < 0:
             raise ValueError(f"budget_bytes: got {budget_bytes}, expected 0 (keeps nothing) or more")
-        self._budget = budget_bytes
+        self._budget, self._pinned = budget_bytes, pinned
         self._lock = threading.Lock()
         self._blobs: OrderedDict[Key, KVBlob] = OrderedDict()
         self._nbytes = 0
@@ -32,23 +39,30 @@ class KVStore:
         """Bytes held."""
         return self._nbytes
 
-    def room(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype, *, pinned: bool) -> Tensor | None:
+    def reserve(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Lock memory for as many blobs of this shape as the budget holds; how many."""
+        count = self._budget // _nbytes(shape, dtype) if self._pinned else 0
+        blobs = [torch.empty(shape, dtype=dtype, pin_memory=True) for _ in range(count)]
+        return len(blobs)  # their memory goes to torch's allocator, which keeps it locked
+
+    def room(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
         """Host memory for a blob that is not held yet; None where it is held already or is beyond the budget.
 
-        pinned: whether a GPU will copy to and from it.
+        Others are dropped first, so that theirs can be used again.
         """
-        if self.has(key) or torch.Size(shape).numel() * dtype.itemsize > self._budget:
+        size = _nbytes(shape, dtype)
+        if self.has(key) or size > self._budget:
             return None
-        return torch.empty(shape, dtype=dtype, pin_memory=pinned)
+        with self._lock:
+            self._make_room(size)
+        return torch.empty(shape, dtype=dtype, pin_memory=self._pinned)
 
     def put(self, key: Key, blob: KVBlob) -> None:
         """Hold a blob, dropping others until it fits."""
         with self._lock:
             if key in self._blobs or blob.nbytes > self._budget:
                 return
-            while self._nbytes + blob.nbytes > self._budget:
-                _, dropped = self._blobs.popitem(last=False)
-                self._nbytes -= dropped.nbytes
+            self._make_room(blob.nbytes)
             self._blobs[key] = blob
             self._nbytes += blob.nbytes
 
@@ -70,3 +84,12 @@ class KVStore:
         with self._lock:
             dropped = self._blobs.pop(key, None)
             self._nbytes -= dropped.nbytes if dropped is not None else 0
+
+    def _make_room(self, size: int) -> None:
+        while self._nbytes + size > self._budget:
+            _, dropped = self._blobs.popitem(last=False)
+            self._nbytes -= dropped.nbytes
+
+
+def _nbytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize

@@ -231,9 +231,7 @@ class WorldSession:
 
     def _keep(self, parts: Sequence[StageSession], chunk: int) -> None:
         for part, store in zip(parts, self._engine.stores, strict=True):
-            room = store.room(
-                self._keys[chunk], part.blob_shape(), part.stage.dtype, pinned=part.stage.device.type == "cuda"
-            )
+            room = store.room(self._keys[chunk], part.blob_shape(), part.stage.dtype)
             if room is not None:
                 part.export(room)
                 store.put(self._keys[chunk], room)

@@ -40,6 +40,11 @@ class WorldRankSpec:
     """Of the largest window on the largest stage."""
     kv_bytes: int
     """Host memory for keys and values of finished chunks, of all blocks of the model together."""
+    usual_size: tuple[int, int] | None = None
+    """Height and width in pixels of worlds for which that memory is made ready at the start; None: when it is needed.
+
+    Only a gang with GPUs has anything to make ready.
+    """
 
     def device(self, rank: int) -> torch.device:
         """The GPU that Ray gave this process, or the CPU."""
@@ -64,7 +69,7 @@ class WorldRankSpec:
                 f"of {self.window_bytes / GIB:.2f}), {device} has {free / GIB:.2f} free; lower sessions.live, "
                 "limits.max_pixels or limits.max_chunks, or raise topology.pp"
             )
-        return WorldWorker(
+        worker = WorldWorker(
             load_stage(checkpoint, blocks, dtype=DTYPES[self.dtype], device=device),
             self.stream,
             self.camera,
@@ -74,3 +79,6 @@ class WorldRankSpec:
             max_worlds=self.max_worlds,
             kv_bytes_per_block=self.kv_bytes // layers,
         )
+        if self.usual_size is not None:
+            worker.reserve(*self.usual_size)
+        return worker

@@ -29,7 +29,7 @@ from deployments.lingbot.camera import control_tensor
 from deployments.lingbot.camera_path import CameraPolicy, CameraState, advance_camera
 from deployments.lingbot.condition import condition_slice
 from deployments.lingbot.controls import ChunkControls
-from deployments.lingbot.kv_ring import KVBlob
+from deployments.lingbot.kv_ring import KVBlob, KVShape
 from deployments.lingbot.kv_store import KVStore
 from deployments.lingbot.noise import chunk_noise
 from deployments.lingbot.sampler import renoise, x0_from_flow
@@ -91,10 +91,23 @@ class WorldWorker:
         self._stage, self._stream, self._policy = stage, stream, camera
         self._rank, self._device, self._transport = rank, device, transport
         self._max_worlds = max_worlds
-        self._store = KVStore(kv_bytes_per_block * len(stage.local_blocks))
+        self._store = KVStore(kv_bytes_per_block * len(stage.local_blocks), pinned=device.type == "cuda")
         self._worlds: OrderedDict[str, _World] = OrderedDict()
         self._requests: dict[int, _Request] = {}
         self._lock = threading.Lock()
+
+    def reserve(self, height: int, width: int) -> int:
+        """Before the first request: host memory for the keys and values of worlds of this size; for how many chunks."""
+        stage, config = self._stage, self._stage.config
+        shape = KVShape(
+            len(stage.local_blocks),
+            frame_tokens(height, width),
+            config.num_heads,
+            config.head_dim,
+            stage.dtype,
+            self._device,
+        )
+        return self._store.reserve(shape.blob(self._stream.chunk), stage.dtype)
 
     # --- rank 0, from any thread -----------------------------------------------------------------------------------
 
@@ -261,7 +274,7 @@ class WorldWorker:
         if out is not None:
             self._transport.send(out, self._rank + 1, "hidden", request)
         key = bytes.fromhex(state.task.keys[chunk])
-        room = self._store.room(key, world.session.blob_shape(), self._stage.dtype, pinned=self._device.type == "cuda")
+        room = self._store.room(key, world.session.blob_shape(), self._stage.dtype)
         if room is not None:
             world.session.export(room)
             self._store.put(key, room)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from app.jobs.bench.machine import describe_machine, one_line
-from app.jobs.bench_world.lengths import CUT, PARKED, TOTAL
+from app.jobs.bench_world.lengths import CUT, KEPT, PARKED, TOTAL
 from app.jobs.bench_world.measurement import Measured, measure
 from app.jobs.bench_world.other_process import Found, Kind, Order, ask
 from app.jobs.bench_world.profile import profiled_chunk
@@ -53,7 +53,7 @@ def bench(options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
     began = time.perf_counter()
     setup = setup_of(options, scratch, pp=1, max_chunks=TOTAL, kv_bytes=0)
-    kept = replace(setup, kv_bytes=kv_bytes_of(setup, TOTAL + 2))
+    kept = replace(setup, kv_bytes=kv_bytes_of(setup, KEPT))
     lap("checkpoint", began)
     began = time.perf_counter()
     with LocalWorldModel(kept) as model:

@@ -15,6 +15,8 @@ STEADY = 4
 """The last of the parked session's chunks, over which medians are taken: the window is full."""
 CUT = 6
 """Chunks made on two stages."""
+KEPT = PARKED + AFTER + 2
+"""Chunks whose keys and values have room in the host's memory."""
 TOTAL = PARKED + AFTER + OVERLAPPED
 """Of the longest world."""
 

@@ -28,9 +28,9 @@ def test_a_blob_beyond_the_budget_is_not_kept_and_drops_nothing() -> None:
     store.put(b"a", blob(1))
     store.put(b"b", blob(2, 26))
     assert (store.has(b"a"), store.has(b"b")) == (True, False)
-    assert store.room(b"c", (26,), torch.float32, pinned=False) is None
-    assert store.room(b"a", (10,), torch.float32, pinned=False) is None  # held already
-    room = store.room(b"c", (2, 10), torch.bfloat16, pinned=False)
+    assert store.room(b"c", (26,), torch.float32) is None
+    assert store.room(b"a", (10,), torch.float32) is None  # held already
+    room = store.room(b"c", (2, 10), torch.bfloat16)
     assert room is not None
     assert (room.shape, room.dtype) == ((2, 10), torch.bfloat16)
 
@@ -53,3 +53,31 @@ def test_no_budget_keeps_nothing() -> None:
     assert not store.has(b"a")
     with pytest.raises(ValueError, match="budget_bytes: got -1"):
         KVStore(-1)
+
+
+def test_room_is_made_before_memory_is_taken() -> None:
+    store = KVStore(100)
+    store.put(b"a", blob(1))
+    store.put(b"b", blob(2))
+    assert store.room(b"c", (10,), torch.float32) is not None
+    assert (store.has(b"a"), store.has(b"b"), store.nbytes) == (False, True, 40)
+
+
+def test_without_a_gpu_nothing_is_reserved() -> None:
+    assert KVStore(100).reserve((10,), torch.float32) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_reserved_memory_is_what_blobs_get() -> None:
+    store = KVStore(3 << 20, pinned=True)
+    assert store.reserve((1 << 18,), torch.float32) == 3
+    places = set()
+    for number in range(8):
+        room = store.room(b"%d" % number, (1 << 18,), torch.float32)
+        assert room is not None
+        assert room.is_pinned()
+        places.add(room.data_ptr())
+        store.put(b"%d" % number, room)
+        del room
+    assert len(places) == 3
