@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from diffusers import WanPipeline
 
+from deployments.wan.decoder import use_onednn
+
 
 def make(client: httpx.Client, **fields: Any) -> np.ndarray:
     """A job that asks for its raw frames; [F, H, W, 3] uint8."""
@@ -49,7 +51,9 @@ def finish(client: httpx.Client, job_id: str) -> dict[str, Any]:
 @cache
 def _pipeline(checkpoint: Path) -> WanPipeline:
     # fp32 throughout: the test models ask for it, and the decoder's default is fp32.
-    return WanPipeline.from_pretrained(checkpoint, torch_dtype=torch.float32)
+    pipeline = WanPipeline.from_pretrained(checkpoint, torch_dtype=torch.float32)
+    use_onednn(pipeline.vae)  # as the served decoder on a CPU: torch's own choice of kernel rounds otherwise
+    return pipeline
 
 
 def expected(checkpoint: Path, *, seed: int, prompt: str = "a red circle moving left", **fields: Any) -> np.ndarray:
