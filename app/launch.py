@@ -215,7 +215,9 @@ def _environment() -> dict[str, str]:
     """
     inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {"RAY_AUTH_MODE": "token"} | inherited | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": path}
+    # A dead proxy is replaced after three failed checks: within 6 s instead of Serve's 30.
+    defaults = {"RAY_AUTH_MODE": "token", "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2"}
+    return defaults | inherited | {"RAY_USAGE_STATS_ENABLED": "0", "PATH": path}
 
 
 def _ray_token() -> str:
