@@ -288,8 +288,8 @@ class Worldstage(Closed):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Worldstage:
-        worlds = self.worlds.models if self.worlds else ()
-        names = [model.name for model in (*self.models, *worlds)]
+        names = [model.name for model in self.models]
+        names += [model.name for model in self.worlds.models] if self.worlds else []
         if not names:
             raise ValueError("models: got none, expected a model in `models` or in `worlds.models`")
         twice = sorted({name for name in names if names.count(name) > 1})

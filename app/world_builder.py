@@ -22,6 +22,7 @@ from deployments.gang.router import GangRouter
 from deployments.gang.transport import Backend
 from deployments.lingbot.camera_path import CameraPolicy
 from deployments.lingbot.checkpoint import VAE_FILE, WorldCheckpoint, open_world_checkpoint, world_fingerprints
+from deployments.lingbot.session_router import SessionRouter
 from deployments.lingbot.stage_session import session_bytes
 from deployments.lingbot.stream_config import STREAMS, StreamConfig
 from deployments.lingbot.text_replica import WorldTextReplica
@@ -84,6 +85,7 @@ def _model(model: WorldModel, args: Worldstage, drain_s: float, health_period_s:
         name=f"{model.name}-vae",
         num_replicas=model.decoder.replicas,
         ray_actor_options=_actor_options(model.decoder),
+        request_router_config=RequestRouterConfig(request_router_class=SessionRouter),
         max_ongoing_requests=256,
         **common,
     ).bind(
@@ -178,6 +180,7 @@ def _rank_spec(
         max_worlds=model.sessions.live,
         window_bytes=window,
         kv_bytes=int(model.sessions.kv_gib * GIB),
+        usual_size=(height, model.default_pixels // height // 16 * 16),
     )
 
 

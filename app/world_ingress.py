@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
 import numpy as np
@@ -33,15 +32,15 @@ class HandleWorlds:
         """See `WorldSessions`."""
         return await self._call(ANSWER_S, "get", world_id)
 
-    async def list(self, limit: int, after: str | None, order: Order) -> WorldPage:
+    async def page(self, limit: int, after: str | None, order: Order) -> WorldPage:
         """See `WorldSessions`."""
-        return await self._call(ANSWER_S, "list", limit, after, order)
+        return await self._call(ANSWER_S, "page", limit, after, order)
 
     async def delete(self, world_id: str) -> None:
         """See `WorldSessions`."""
         await self._call(WORK_S, "delete", world_id)
 
-    async def grow(self, world_id: str, request: ChunkRequest, wait_for_frames: bool) -> builtins.list[ChunkView]:
+    async def grow(self, world_id: str, request: ChunkRequest, wait_for_frames: bool) -> list[ChunkView]:
         """See `WorldSessions`."""
         return await self._call(WORK_S, "grow", world_id, request, wait_for_frames)
 
@@ -49,7 +48,7 @@ class HandleWorlds:
         """See `WorldSessions`."""
         return await self._call(ANSWER_S, "chunk", world_id, index)
 
-    async def chunks(self, world_id: str) -> builtins.list[ChunkView]:
+    async def chunks(self, world_id: str) -> list[ChunkView]:
         """See `WorldSessions`."""
         return await self._call(ANSWER_S, "chunks", world_id)
 
@@ -57,7 +56,7 @@ class HandleWorlds:
         """See `WorldSessions`."""
         return await self._call(WORK_S, "frames", world_id, index)
 
-    async def images(self, world_id: str, index: int, kind: ImageKind) -> builtins.list[bytes]:
+    async def images(self, world_id: str, index: int, kind: ImageKind) -> list[bytes]:
         """See `WorldSessions`."""
         return await self._call(WORK_S, "images", world_id, index, kind)
 

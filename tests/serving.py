@@ -36,6 +36,8 @@ KINDS = {
     "controller": "ray::ServeController",
     "ingress": "ray::ServeReplica:worldstage:ingress",
     "driver": "ray::ServeReplica:worldstage:driver",
+    "world-driver": "ray::ServeReplica:worldstage:world-driver",
+    "world-cache": "ray::WorldCacheHost",
 }
 """Titles of the processes an application has one of; `Serving.pid` knows the others by their model."""
 
@@ -103,7 +105,7 @@ class Serving:
         return sorted(p.pid for p in processes(self.ray_folder) if _title(p).startswith(title))
 
     def pid(self, kind: str) -> int:
-        """Of a kind of KINDS, ``text MODEL``, ``decoder MODEL`` or ``rank N MODEL``."""
+        """Of a kind of KINDS, ``text MODEL``, ``decoder MODEL``, ``vae MODEL`` or ``rank N MODEL``."""
         pid = self.pid_or_none(kind)
         assert pid is not None, f"{kind}: no such process, or several"
         return pid

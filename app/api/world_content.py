@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from anyio import to_thread
@@ -48,7 +48,9 @@ def add_routes(app: FastAPI, worlds: WorldSessions, files: FrameFiles) -> None:
     """Put the endpoints on `app`."""
 
     binary = {"schema": {"type": "string", "format": "binary"}}
-    ok = {200: {"content": dict.fromkeys(MEDIA_TYPES.values(), binary), "description": "The file."}}
+    ok: dict[int | str, dict[str, Any]] = {
+        200: {"content": dict.fromkeys(MEDIA_TYPES.values(), binary), "description": "The file."}
+    }
 
     @app.get(
         "/v1/worlds/{world_id}/chunks/{index}/content",

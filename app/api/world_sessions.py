@@ -31,7 +31,7 @@ class WorldSessions(Protocol):
         """The world now.  Raises UnknownWorld."""
         ...
 
-    async def list(self, limit: int, after: str | None, order: Order) -> WorldPage:
+    async def page(self, limit: int, after: str | None, order: Order) -> WorldPage:
         """At most `limit` worlds by creation, those behind world `after`.  Raises UnknownWorld for `after`."""
         ...
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from fastapi import FastAPI
@@ -66,7 +66,7 @@ def _frames(websocket: WebSocket) -> Frames:
     value = websocket.query_params.get("frames", "jpeg")
     for kind in get_args(Frames):
         if value == kind:
-            return kind  # type: ignore[no-any-return]  # an item of the literal
+            return kind
     raise InvalidValue(f"frames: got {shown(value)}, expected one of {', '.join(get_args(Frames))}", "frames")
 
 
@@ -109,7 +109,7 @@ class _Stream:
             except ApiError as error:
                 await self._made.put(error)
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: Mapping[str, Any]) -> None:
         text = message.get("text")
         if text is None:
             raise InvalidBody("message: got bytes, expected JSON text")

@@ -110,7 +110,7 @@ def add_routes(
         after: Annotated[str | None, Query(description="Id of the last world of the page before.")] = None,
         order: Annotated[Order, Query(description="desc: newest first.")] = "desc",
     ) -> WorldList:
-        page = await worlds.list(limit, None if after is None else world_id_of(after, "after"), order)
+        page = await worlds.page(limit, None if after is None else world_id_of(after, "after"), order)
         data = [world_of(view) for view in page.worlds]
         ends = [data[0].id, data[-1].id] if data else [None, None]
         return WorldList(data=data, first_id=ends[0], last_id=ends[1], has_more=page.has_more)

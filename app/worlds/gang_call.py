@@ -89,6 +89,8 @@ class GangCall:
                 generate=0 if self.new is None else 1,
             )
             if not plan.passes:
+                if window["live"]:
+                    on_gang(gang)
                 return Done(None, plan, gang, window["device"], 0.0)
             event = await self._generate(gang, plan, window["live"], on_gang)
             if not event["ranks"][0]["stale"]:

@@ -40,6 +40,7 @@ class LiveWorld:
         self.material: Material | None = None
         self.gang = ""
         """Who had the last request; empty where nobody is known to hold anything."""
+        self.deleted = False
         self.users = 0
         """Requests at work on the world."""
         self.used = time.monotonic()

@@ -29,8 +29,12 @@ class WorldServices:
     vae: DeploymentHandle
     gang: DeploymentHandle
 
+    def vae_of(self, world: str) -> DeploymentHandle:
+        """The VAE replica that has a world's decoder state, if any has."""
+        return self.vae.options(session_id=world)
+
     async def numerics(self) -> tuple[str, str]:
         """Kind of the gang's device, and of all devices that take part in a world's pixels together."""
         window: dict[str, Any] = await self.gang.options(session_id="").window.remote("", [])
-        vae, text = await self.vae.device.remote(), await self.text_encoder.device.remote()
+        vae, text = await self.vae_of("").device.remote(), await self.text_encoder.device.remote()
         return window["device"], f"gang: {window['device']}; vae: {vae}; text: {text}"

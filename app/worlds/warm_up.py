@@ -64,7 +64,7 @@ async def warm_up(model: ServedModel, files: JournalFiles) -> None:
         await _Rehearsal(model, files, session).run()
     finally:
         await asyncio.to_thread(files.drop_world, session)
-        await services.vae.forget.remote(session)
+        await services.vae_of(session).forget.remote(session)
     model.device, model.numerics = await services.numerics()
 
 
@@ -80,7 +80,7 @@ class _Rehearsal:
         services = self._model.services
         height, width = fit_size(services.card.default_pixels, 480, 832)
         gray = np.full((height, width, 3), 128, np.uint8)
-        condition = load(await services.vae.condition.remote(gray, height, width))["condition"]
+        condition = load(await services.vae_of(self._session).condition.remote(gray, height, width))["condition"]
         self._texts = {"": await self._model.text("")}
         self._world = World(secrets.token_bytes(32), condition, "", 0, height, width)
         usual = self._model.costs
@@ -132,7 +132,7 @@ class _Rehearsal:
         blob = save({"latents": self._latents[chunk]})
         names, position = [str(n) for n in range(3)], chunk * self._stream.chunk
         file = frames_file(self._session, names[chunk + 1])
-        vae, fps = self._model.services.vae, self._model.services.card.fps
+        vae, fps = self._model.services.vae_of(self._session), self._model.services.card.fps
         decoded = await vae.decode.remote(
             self._session, names[chunk], names[chunk + 1], position, blob, None, fps, file
         )

@@ -22,13 +22,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from app.api.errors import NotReady
+from app.api.errors import ApiError, NotReady
 from app.api.video_jobs import Order, Readiness
 from app.api.world_errors import ChunkFailed, UnknownChunk, UnknownWorld, WorldMovedOn, WorldsFull
 from app.api.world_sessions import ImageKind, WorldPage
 from app.config import Jobs, Worlds
 from app.driver.background import Background
-from app.driver.failure import worker_was_lost
+from app.driver.failure import cause_of, worker_was_lost
 from app.worlds.chunk_sharing import ChunkSharing
 from app.worlds.gang_call import Done, park
 from app.worlds.journal_files import JournalFiles
@@ -90,7 +90,7 @@ class WorldDriver:
         """See `WorldSessions`."""
         return (await self._find(world_id)).view()
 
-    async def list(self, limit: int, after: str | None, order: Order) -> WorldPage:
+    async def page(self, limit: int, after: str | None, order: Order) -> WorldPage:
         """See `WorldSessions`."""
         try:
             ids = await asyncio.to_thread(self._store.ids, limit + 1, after, order)
@@ -189,7 +189,7 @@ class WorldDriver:
             material=material.canonical().decode(),
         )
         condition = await model.until_done(
-            lambda: services.vae.condition.remote(image, params.height, params.width), "the VAE"
+            lambda: services.vae_of(world.id).condition.remote(image, params.height, params.width), "the VAE"
         )
         await asyncio.to_thread(self._files.put_condition, world.id, condition)
         if world.shared and self._sharing is not None:
@@ -207,6 +207,7 @@ class WorldDriver:
             except WorldNotFound as error:
                 raise UnknownWorld(str(error)) from error
             self._live.pop(world_id, None)
+            live.deleted = True
             await self._let_go(live)
             await asyncio.to_thread(self._files.drop_world, world_id)
 
@@ -367,7 +368,7 @@ class WorldDriver:
     async def _decode(self, live: LiveWorld, keys: Sequence[str]) -> None:
         """The last of these chunks to frames, after those before it."""
         world, model = live.stored.world, self._model(live.stored.world.model)
-        vae, size = model.services.vae, model.services.stream.chunk
+        vae, size = model.services.vae_of(world.id), model.services.stream.chunk
         before, key, position = keys[:-1], keys[-1], (len(keys) - 1) * size
         latents = await asyncio.to_thread(self._files.read, world.id, key)
         file = live.chunk_view(len(before)).file
@@ -383,6 +384,18 @@ class WorldDriver:
         async with live.decoding:
             reply = await model.until_done(decode, f"{world.id}: the decoder")
         logger.info("%s: chunk %d decoded in %.3f s", world.id, len(before), reply["seconds"])
+        if self._sharing is not None and world.shared:
+            self._background.spawn(self._share_frames(live, self._sharing, key))
+
+    async def _share_frames(self, live: LiveWorld, sharing: ChunkSharing, key: str) -> None:
+        try:
+            await self._frames(live, key)
+            frames = await asyncio.to_thread(self._files.read_frames, live.id, key)
+        except (ApiError, ObjectNotFound) as error:
+            logger.info("%s: the frames of a chunk are not shared: %s", live.id, error)
+            return
+        async with live.sharing:
+            await sharing.share_frames(key, frames)
 
     async def _decoded(self, live: LiveWorld, key: str) -> None:
         """Until a chunk has been decoded; now, if that was not to be or has failed."""
@@ -396,7 +409,7 @@ class WorldDriver:
 
     async def _frames(self, live: LiveWorld, key: str) -> None:
         """Until a chunk's frames are stored."""
-        vae = self._model(live.stored.world.model).services.vae
+        vae = self._model(live.stored.world.model).services.vae_of(live.id)
         for _ in range(self._config.max_attempts):
             await self._decoded(live, key)
             if await asyncio.to_thread(self._files.has_frames, live.id, key):
@@ -412,15 +425,16 @@ class WorldDriver:
     async def _images(self, live: LiveWorld, view: ChunkView, kind: ImageKind) -> list[bytes]:
         await self._decoded(live, view.chunk.key)
         model = self._model(live.stored.world.model)
+        vae = model.services.vae_of(live.id)
 
         async def images() -> list[bytes]:
             try:
-                return list(await model.services.vae.images.remote(view.file, kind))
+                return await vae.images.remote(view.file, kind)
             except Exception as error:
-                if isinstance(getattr(error, "cause", error), ObjectNotFound):
-                    await self._frames(live, view.chunk.key)
-                    return list(await model.services.vae.images.remote(view.file, kind))
-                raise
+                if not isinstance(cause_of(error), ObjectNotFound):
+                    raise
+            await self._frames(live, view.chunk.key)  # its replica was lost before it had stored them
+            return await vae.images.remote(view.file, kind)
 
         return await model.until_done(images, f"{live.id}: the decoder")
 
@@ -448,6 +462,8 @@ class WorldDriver:
         live.users += 1
         try:
             async with live.turn:
+                if live.deleted:
+                    raise UnknownWorld(f"world {world_id} has been deleted")
                 yield live
         finally:
             live.users -= 1
@@ -486,7 +502,7 @@ class WorldDriver:
         try:
             if gang:
                 await park(services.gang, live.id, gang, services.card.topology.pp)
-            await services.vae.forget.remote(live.id)
+            await services.vae_of(live.id).forget.remote(live.id)
         except Exception as error:
             if not worker_was_lost(error):
                 raise
@@ -501,10 +517,11 @@ class WorldDriver:
                 idle = live.users == 0 and not live.decodes and not live.turn.locked()
                 if model is None or not idle or now - live.used < model.services.sessions.park_after_s:
                     continue
-                await self._park(live)
-                if live.users == 0:
+                if live.gang or live.material is not None:
+                    await self._park(live)
+                    logger.info("%s: parked after %.0f s without use", live.id, now - live.used)
+                if live.users == 0 and not live.turn.locked():
                     self._live.pop(live.id, None)
-                logger.info("%s: parked after %.0f s without use", live.id, now - live.used)
 
 
 async def _apart(call: Coroutine[Any, Any, T]) -> T:

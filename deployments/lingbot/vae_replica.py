@@ -15,7 +15,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import imageio.v3 as iio
 import numpy as np
@@ -156,5 +156,6 @@ class WorldVaeReplica:
         frames = self._recent.get(file)
         if frames is None:
             frames = np.load(io.BytesIO(self._storage.read_bytes(file)))["frames"]
-        options = {"quality": 92} if kind == "jpeg" else {"compress_level": 1}
+        # Level 1: level 6 takes three times as long for a tenth fewer bytes.
+        options: dict[str, Any] = {"quality": 92} if kind == "jpeg" else {"compress_level": 1}
         return [iio.imwrite("<bytes>", frame, extension=f".{kind}", **options) for frame in frames]
