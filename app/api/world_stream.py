@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
+import anyio
 from fastapi import FastAPI
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from app.api.body import read_json
-from app.api.errors import ApiError, InvalidBody, InvalidValue, UnknownField, body_of, shown
+from app.api.errors import ApiError, InternalError, InvalidBody, InvalidValue, UnknownField, body_of, shown
 from app.api.validation import unknown_field
 from app.api.world_request import card_named, chunk_request
 from app.api.world_resource import plain
@@ -36,6 +40,11 @@ AHEAD = 2
 """Chunks that may be made before the frames of the first of them have been taken by the client."""
 POLICY_VIOLATION = 1008
 """Close code for a connection that cannot be served."""
+
+INTERNAL_ERROR = 1011
+"""Close code for a fault of ours."""
+
+logger = logging.getLogger(__name__)
 
 Frames = Literal["jpeg", "png", "none"]
 
@@ -53,7 +62,15 @@ def add_routes(app: FastAPI, worlds: WorldSessions, cards: Sequence[WorldCard]) 
             await websocket.send_json({"type": "error", **body_of(error)})
             await websocket.close(POLICY_VIOLATION, error.code)
             return
-        await _Stream(websocket, worlds, world_id, card, frames).run()
+        try:
+            await _Stream(websocket, worlds, world_id, card, frames).run()
+        except Exception:
+            error_id = uuid.uuid4().hex
+            logger.exception("error %s in the stream of %s", error_id, world_id)
+            with suppress(RuntimeError, WebSocketDisconnect):  # gone already
+                error = InternalError(f"unexpected error, logged as {error_id}")
+                await websocket.send_json({"type": "error", **body_of(error)})
+                await websocket.close(INTERNAL_ERROR)
 
     app.router.routes.append(WebSocketRoute(PATH, stream))
 
@@ -87,17 +104,14 @@ class _Stream:
 
     async def run(self) -> None:
         """Until either side ends it."""
-        tasks = [asyncio.create_task(part) for part in (self._listen(), self._make(), self._send())]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            error = task.exception()
-            if error is not None and not isinstance(error, WebSocketDisconnect):
-                raise error
+        async with anyio.create_task_group() as parts:
+
+            async def until_its_end(part: Callable[[], Awaitable[None]]) -> None:
+                await part()
+                parts.cancel_scope.cancel()
+
+            for part in (self._listen, self._make, self._send):
+                parts.start_soon(until_its_end, part)
 
     async def _listen(self) -> None:
         while True:
