@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import imageio.v3 as iio
@@ -15,11 +22,13 @@ import pytest
 import websockets
 
 from tests.e2e.worlds import ANSWER_S, Client, image
-from tests.serving import Serving, config, serving, wait_until
+from tests.serving import ROOT, Serving, config, serving, wait_until
 
 pytestmark = pytest.mark.timeout(900)  # the first test also waits for the application to start
 
 CHUNK, WINDOW, SINK = 2, 5, 1
+PARK_AFTER_S = 10.0
+PAGE = ROOT / "docs/worlds.md"
 PATH: list[dict[str, Any]] = [
     {"keys": ["w"]},
     {"keys": ["left", "w"]},
@@ -31,10 +40,10 @@ PATH: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """`tiny`: two stages, two windows in memory."""
+    """`small-world`: two stages, two windows in memory."""
     place = {"cpus": 0.05, "threads": 1}
     model = {
-        "name": "tiny",
+        "name": "small-world",  # as in the demo config: the examples of docs/worlds.md are run against it
         "checkpoint": "random:small",
         "dtype": "float32",
         "stream": {"chunk": CHUNK, "window": WINDOW, "sink": SINK},
@@ -44,7 +53,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
         "decoder": place,
         "default_pixels": 32 * 48,
         "limits": {"max_pixels": 64 * 64, "max_chunks": 12, "max_request_chunks": 4},
-        "sessions": {"live": 2, "kv_gib": 0.01, "decoders": 2},
+        "sessions": {"live": 2, "kv_gib": 0.01, "decoders": 2, "park_after_s": PARK_AFTER_S},
     }
     worlds = {"models": [model], "cache": {"root": "cache", "budget_gib": 0.1}, "max_waiting": 2}
     with serving(config([], worlds=worlds), tmp_path_factory.mktemp("worlds")) as served:
@@ -115,6 +124,19 @@ def test_a_parked_world_comes_back_exactly(client: Client, cold: list[np.ndarray
     client.ask("POST", f"/v1/worlds/{world}/park")
     (receipt,) = client.walk(world, PATH[4:], start=4)
     assert receipt["restored"] or receipt["replayed"]
+    client.assert_equal(world, cold)
+
+
+def test_an_idle_world_is_parked_and_goes_on_exactly(client: Client, cold: list[np.ndarray]):
+    world = client.open()
+    client.walk(world, PATH[:4])
+
+    def parked() -> bool:
+        return bool(client.ask("GET", f"/v1/worlds/{world}").json()["parked"])
+
+    assert not parked()
+    wait_until(parked, PARK_AFTER_S + 30, "the world to be parked")
+    client.walk(world, PATH[4:], start=4)
     client.assert_equal(world, cold)
 
 
@@ -216,15 +238,21 @@ def test_a_deleted_world_is_gone(client: Client, served: Serving):
     assert not files.exists() or not any(files.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["rank 1 tiny", "rank 0 tiny", "world-driver", "vae tiny", "world-cache"])
+@pytest.mark.parametrize(
+    "kind", ["rank 1 small-world", "rank 0 small-world", "world-driver", "vae small-world", "world-cache"]
+)
 def test_a_world_survives_the_loss_of(kind: str, client: Client, served: Serving, cold: list[np.ndarray]):
-    world = client.open(cache="auto" if kind == "world-cache" else "off", seed=5)
+    """While it is at work on a request for several chunks."""
+    world = client.open(cache="auto" if kind == "world-cache" else "off")
     client.walk(world, PATH[:2])
     killed = served.pid(kind)
-    served.kill(kind)
-    began = time.monotonic()
-    client.walk(world, PATH[2:], start=2)
-    print(f"\nkilled {kind}: three more chunks after {time.monotonic() - began:.1f} s")
+    with ThreadPoolExecutor(1) as user:
+        walk = user.submit(Client(served).walk, world, PATH[2:], 2)
+        wait_until(lambda: walk.done() or client.ask("GET", f"/v1/worlds/{world}").json()["busy"], 30, "work to begin")
+        served.kill(kind)
+        began = time.monotonic()
+        walk.result()
+    print(f"\nkilled {kind}: all chunks after {time.monotonic() - began:.1f} s")
     client.assert_equal(world, cold)
     wait_until(lambda: served.pid_or_none(kind) not in (None, killed), ANSWER_S, f"another {kind}")
 
@@ -269,6 +297,23 @@ def test_a_client_steers_a_world_over_a_websocket(client: Client, served: Servin
     )
     assert [r["type"] for r in receipts] == ["chunk"] * len(PATH)
     assert all(r["timings"]["total"] > 0 for r in receipts)
+
+
+@pytest.mark.parametrize("language", ["sh", "python"])
+def test_the_examples_of_the_user_page_work_as_written(language: str, served: Serving, tmp_path: Path):
+    """But for the address, which is a free port here."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    code = max(blocks, key=len).replace("127.0.0.1:8000", served.base_url.removeprefix("http://"))
+    (tmp_path / "configs").mkdir()
+    shutil.copy(ROOT / "configs/demo-world.png", tmp_path / "configs")
+    command = ["bash", "-e", "-c", code] if language == "sh" else [sys.executable, "-c", code]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PATH": path})
+    assert done.returncode == 0, done.stderr
+    if language == "sh":
+        assert len(iio.imread(tmp_path / "world.mp4")) == 21
+    else:
+        assert "chunk 4" in done.stdout
 
 
 def test_a_stream_of_no_world_is_closed_with_the_reason(served: Serving):
