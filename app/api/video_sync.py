@@ -26,6 +26,7 @@ HEADERS = {
     "X-Seed": "The seed used.",
     "X-Model": "The model used.",
     "X-Fingerprint": "SHA-256 of the model's weights.",
+    "X-Cache": "What the latent cache gave: `hit` and its level, or why there was no hit.",
 }
 
 
@@ -56,8 +57,15 @@ def add_routes(
         if job.state is not JobState.COMPLETED:
             why = "unknown reason" if job.error is None else f"{job.error.code}: {job.error.message}"
             raise JobFailed(f"video {job.id}: {job.state}: {why}")
-        values = (job.id, str(job.params.seed), job.params.model, job.fingerprint)
+        values = (job.id, str(job.params.seed), job.params.model, job.fingerprint, _reuse(job))
         return await file_response(files, job, "video", None, dict(zip(HEADERS, values, strict=True)))
+
+
+def _reuse(job: Job) -> str:
+    report = job.cache
+    if report is None:
+        return "none"
+    return f"hit; level={report.level}" if report.decision == "hit" else f"{report.decision}; reason={report.reason}"
 
 
 async def _run(jobs: VideoJobs, params: VideoParams, request: Request) -> Job | None:

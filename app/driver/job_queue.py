@@ -76,6 +76,11 @@ class JobQueue:
             del self._taken[key]
             self._fill()
 
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits."""
+        return not self._waiting
+
     def position(self, live: LiveJob) -> int | None:
         """1 = next; None for a job that does not wait."""
         return self._waiting.index(live) + 1 if live in self._waiting else None

@@ -18,6 +18,7 @@ from app.driver.readiness import ModelReadiness
 from app.driver.video_attempt import ModelServices, Outcome, VideoAttempt, load_saved_state
 from deployments.plan import Plan
 from deployments.storage import Storage, StorageUnavailable
+from deployments.wan.saved_state import SavedState
 
 if TYPE_CHECKING:
     from app.driver.latent_reuse import LatentReuse, Reuse  # a driver without the latent cache need not load it
@@ -55,6 +56,7 @@ class JobRun:
         self._context, self._live = context, live
         self._losses, self._furthest = 0, live.job.step
         self._report = live.job.cache
+        self._rival: SavedState | None = None
         self._donor_steps: tuple[int, ...] = ()
         self._as_planned = True
         self._taken_over = False
@@ -86,15 +88,21 @@ class JobRun:
         return True
 
     async def keep(self) -> None:
-        """After the end: leave the job's work to the latent cache, then tidy up."""
+        """After the end: leave the job's work to the latent cache, until it is stored."""
         cache = self._context.latent_cache
-        if cache is None or self._taken_over:
-            return
-        await cache.keep(self._live.job, self._as_planned)
-        await self._clean()
+        if cache is not None and not self._taken_over:
+            await cache.keep(self._live.job, self._as_planned)
+            await cache.settle()
 
-    async def clean_late(self) -> None:
-        """Remove what workers wrote for the job after they were told to stop."""
+    async def tidy(self, idle: bool) -> None:
+        """Last of all: compare a hit that was not served, where nobody waits (idle), and remove what workers left."""
+        if self._taken_over:
+            return  # what lies there is another driver's
+        cache = self._context.latent_cache
+        if cache is not None:
+            if self._rival is not None and idle:
+                await cache.compare(self._live.job, self._rival)
+            await self._clean()
         await asyncio.sleep(LATE_WRITES_S)
         await self._clean()
 
@@ -138,7 +146,7 @@ class JobRun:
             found = await cache.find(live.job)
             if found.files:
                 return await self._stored(cache, found)
-            saved, self._report = found.resume, found.report
+            saved, self._report, self._rival = found.resume, found.report, found.rival
         elif saved is not None:
             self._as_planned = False  # residuals from before a loss are lost with it
         if cache is not None and self._report is not None:

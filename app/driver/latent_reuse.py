@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from app.driver.job_state import Job, JobState, VideoParams
 from app.driver.video_attempt import ModelServices, load_saved_state
@@ -20,7 +23,8 @@ from cache_actors.latent_cache_actor import LatentCacheClient
 from cache_actors.latent_calls import Answer, Lookup, Save
 from cache_actors.latent_key import LatentIdentity
 from cache_actors.latent_report import CacheReport, Reason
-from deployments.storage import Storage
+from cache_actors.latent_shadow import ShadowResult
+from deployments.storage import Storage, StorageUnavailable
 from deployments.wan.saved_state import SavedState, donor_key, restarted_numbers
 
 IDENTITIES = 256
@@ -45,7 +49,7 @@ class Reuse:
 
 
 class LatentReuse:
-    """Belongs to one event loop.  Nothing here raises but for cancellation."""
+    """Belongs to one event loop.  Nothing here raises but for cancellation, and `store_files`."""
 
     def __init__(
         self, policy: LatentPolicy, services: ModelServices, storage: Storage, client: LatentCacheClient
@@ -71,7 +75,7 @@ class LatentReuse:
         """Level 0 alone, before the job waits for its turn."""
         try:
             answer = await self._client.stored_result(await self._lookup(job))
-            return None if answer is None else self._reuse(answer)
+            return None if answer is None else self._reuse(answer, job.params)
         except Exception:  # the same question is asked again, and answered, when the job's turn comes
             logger.exception("job %s: the latent cache could not be asked", job.id)
             return None
@@ -79,7 +83,7 @@ class LatentReuse:
     async def find(self, job: Job) -> Reuse:
         """The deepest reuse that the job allows."""
         try:
-            return self._reuse(await self._client.lookup(await self._lookup(job)))
+            return self._reuse(await self._client.lookup(await self._lookup(job)), job.params)
         except Exception as error:  # keys that cannot be made, payloads that cannot be read: never the job's fault
             logger.exception("job %s runs without the latent cache", job.id)
             report = CacheReport(decision="error", reason=Reason.INDEX_UNAVAILABLE, detail=repr(error)[:300])
@@ -109,7 +113,11 @@ class LatentReuse:
         """Those of the wanted donor steps whose latents are stored."""
 
         def exist() -> tuple[int, ...]:
-            return tuple(step for step in wanted if self._storage.exists(donor_key(job.id, step)))
+            try:
+                return tuple(step for step in wanted if self._storage.exists(donor_key(job.id, step)))
+            except StorageUnavailable as error:
+                logger.warning("job %s: nobody knows which latents it left: %s", job.id, error)
+                return ()
 
         return await asyncio.to_thread(exist)
 
@@ -127,6 +135,8 @@ class LatentReuse:
             if identity.reused_steps and not (as_planned and job.state is JobState.COMPLETED):
                 return
             save = await asyncio.to_thread(self._collect, job, identity, report)
+            if save.donors:
+                save = replace(save, vector=await self._vector(job.params))
             if save.size:
                 await self._client.offer(save)
         except FileNotFoundError:
@@ -137,6 +147,33 @@ class LatentReuse:
     async def settle(self) -> None:
         """Until what was offered is stored, or is taking too long."""
         await self._client.settled(SETTLE_S)
+
+    async def compare(self, job: Job, rival: SavedState) -> None:
+        """Shadow: compute the hit that was not served, and record how far it is from the video that was."""
+        from app.driver.shadow_run import distance  # here: it brings what a server without shadow runs need not have
+
+        report = job.cache
+        try:
+            cold = await asyncio.to_thread(load_saved_state, self._storage, job.id)
+            if report is None or cold is None or cold.step != job.params.num_inference_steps:
+                return  # it did not end well, or its states are not saved
+            found = await distance(self._services, self._storage, job, cold, rival)
+            identity = await asyncio.to_thread(self._identity, job.params)
+            result = ShadowResult(
+                request_id=job.id,
+                job_id=job.id,
+                tenant=job.params.tenant,
+                partition=identity.partition(),
+                donor=report.donor or "",
+                similarity=report.similarity or 0.0,
+                skip_steps=rival.step,
+                ssim=found.ssim,
+                psnr_db=found.psnr_db,
+                temporal_error=found.temporal_error,
+            )
+            await self._client.call("record_shadow", result)
+        except Exception:  # a measurement less
+            logger.exception("job %s: its shadow run failed", job.id)
 
     def _collect(self, job: Job, identity: LatentIdentity, report: CacheReport) -> Save:
         completed = job.state is JobState.COMPLETED
@@ -162,9 +199,17 @@ class LatentReuse:
     async def _lookup(self, job: Job) -> Lookup:
         params = job.params
         identity = await asyncio.to_thread(self._identity, params)
-        return Lookup(identity, params.latent_cache, job.id, job.id, params.seed_given, params.seed_policy)
+        vector = await self._vector(params) if params.latent_cache == "approximate" else None
+        return Lookup(identity, params.latent_cache, job.id, job.id, params.seed_given, params.seed_policy, vector)
 
-    def _reuse(self, answer: Answer) -> Reuse:
+    async def _vector(self, params: VideoParams) -> NDArray[np.float32] | None:
+        """The prompt's, where the configured embedder is the text encoder; else the cache makes its own."""
+        level_2 = self._policy.config.approximate
+        if level_2 is None or level_2.embedder.kind != "text_encoder":
+            return None
+        return await self._services.text_encoder.pooled.remote(params.prompt, params.max_sequence_length)
+
+    def _reuse(self, answer: Answer, params: VideoParams) -> Reuse:
         report = answer.report
         if report.decision != "hit":
             return Reuse(report)
@@ -173,8 +218,8 @@ class LatentReuse:
                 return Reuse(report, files=answer.blobs)
             case 1:
                 return Reuse(report, resume=SavedState.from_bytes(answer.blobs["state"]))
-        order = int(self._services.scheduler_config.get("solver_order", 1))
-        donated = SavedState(answer.step, restarted_numbers(order), answer.blobs["latents"])
+        numbers = restarted_numbers(self._services.solver(params).order)
+        donated = SavedState(answer.step, numbers, answer.blobs["latents"])
         return Reuse(report, rival=donated) if report.shadow else Reuse(report, resume=donated)
 
     def _make_identity(self, params: VideoParams) -> LatentIdentity:

@@ -241,10 +241,8 @@ class VideoDriver:
     async def _afterwards(self, model: _Model, run: JobRun, live: LiveJob) -> None:
         """What the job's owner need not wait for."""
         await run.keep()
-        if model.context.latent_cache is not None:
-            await model.context.latent_cache.settle()  # a twin, waiting or about to come, shall find the result
-        model.queue.release(live)
-        await run.clean_late()
+        model.queue.release(live)  # a twin, waiting or about to come, finds the result now
+        await run.tidy(idle=model.queue.idle)
 
     def _leave(self, live: LiveJob) -> None:
         del self._live[live.id]

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -79,6 +80,12 @@ def open_latent_policy(
             f"latent_cache.exact_states: true, but the cluster has GPUs of several types {sorted(accelerators)}, and "
             "the bits of a trajectory depend on the type; set it to false"
         )
+    level_2 = config.approximate
+    if level_2 is not None and level_2.shadow_fraction > 0 and find_spec("skimage") is None:
+        raise ValueError(
+            f"latent_cache.approximate.shadow_fraction: got {level_2.shadow_fraction}, but comparing needs "
+            "scikit-image; run `pip install 'worldstage[semantic]'`, or leave it at 0"
+        )
     topology = model.topology
     numerics = {
         "torch": torch.__version__,
@@ -104,5 +111,4 @@ def open_latent_policy(
         decoder=canonical_sha256("decoder", {"dtype": model.decoder.dtype, "encoding": ENCODING}),
         numerics=canonical_sha256("numerics", numerics),
     )
-    level_2 = config.approximate
     return LatentPolicy(config, served, None if level_2 is None else load_map(Path(level_2.similarity_map)))

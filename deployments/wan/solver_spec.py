@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 SHIFT_FIELD = {"UniPCMultistepScheduler": "flow_shift", "FlowMatchEulerDiscreteScheduler": "shift"}
 """The scheduler classes of diffusers that are served, and what each calls the flow shift."""
+_DEFAULT_ORDER = {"UniPCMultistepScheduler": 2, "FlowMatchEulerDiscreteScheduler": 1}
+"""Of a scheduler_config.json that names none (diffusers 0.42)."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class SolverSpec:
     flow_shift: float
     boundary_ratio: float | None
     """Two experts: `transformer` while t >= boundary_ratio * num_train_timesteps, then `transformer_2`."""
+
+    @property
+    def order(self) -> int:
+        """Earlier predictions that a step looks at, the present one included."""
+        return int(self.config.get("solver_order", _DEFAULT_ORDER[self.scheduler]))
 
     def build(self, device: torch.device | str) -> UniPCMultistepScheduler | FlowMatchEulerDiscreteScheduler:
         """A fresh scheduler with its timesteps set; schedulers carry history, so requests never share one."""

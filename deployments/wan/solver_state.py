@@ -47,4 +47,4 @@ class SolverState:
 
 def restarted_state(step: int, latents: Tensor, solver: SolverSpec) -> SolverState:
     """latents: another run's, [1, C, F, H, W] fp32, entering `step`; without history the order starts again at 1."""
-    return SolverState(step, latents, {}, restarted_numbers(int(solver.config.get("solver_order", 1))))
+    return SolverState(step, latents, {}, restarted_numbers(solver.order))

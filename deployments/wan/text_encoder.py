@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypedDict
 
+import numpy as np
 import ray
 import torch
 from diffusers import WanPipeline
+from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor
 from transformers import AutoTokenizer, UMT5EncoderModel
@@ -84,3 +86,11 @@ class TextEncoderReplica:
         )
         blob = save({f"text.{branch}": x.contiguous() for branch, x in text.items()})
         return Encoded(blob=[ray.put(blob)], seconds=time.perf_counter() - began)
+
+    async def pooled(self, prompt: str, max_sequence_length: int) -> NDArray[np.float32]:
+        """[text_dim] of length 1: the mean of the prompt's own states, for the latent cache to tell similar prompts."""
+        from cache_actors.embedder import pool_text_states  # here: a server without that cache imports nothing of it
+
+        loop = asyncio.get_running_loop()
+        text = await loop.run_in_executor(self._thread, self._encoder.encode, prompt, None, max_sequence_length)
+        return pool_text_states(text["positive"])

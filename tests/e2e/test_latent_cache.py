@@ -16,6 +16,7 @@ from tests.e2e.frames import finish, frames
 from tests.latent_serving import audit, run, settled, write_map
 from tests.serving import Serving, config, model, serving
 
+pytestmark = pytest.mark.timeout(600)  # the start of a busy machine
 STEPS, SKIPPED = 8, 2
 PROMPT = "a red circle moves to the left"
 PARAPHRASE = "a red circle moving left"
@@ -29,7 +30,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     tiny = model(Path("checkpoint"), topology={"pp": 2, "cfg": 1})
     tiny["defaults"]["num_inference_steps"] = STEPS
     write_map(folder / "map.json", folder / "checkpoint", tiny["defaults"], SKIPPED)
-    cache = {"root": "cache", "budget_gib": 0.1, "approximate": {"similarity_map": "map.json"}}
+    cache = {"root": "cache", "budget_gib": 0.1, "approximate": {"similarity_map": "map.json", "lookup_timeout_s": 5.0}}
     with serving(config([tiny], latent_cache=cache, jobs={"checkpoint_every_steps": 2}), folder) as served:
         yield served
 

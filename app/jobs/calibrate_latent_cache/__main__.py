@@ -1,6 +1,7 @@
 """From pairs of prompts to the served map of the latent cache: `python -m app.jobs.calibrate_latent_cache STAGE`.
 
     pairs   scores and judges pairs of prompts; needs the embedder alone      -> FOLDER/pairs.json
+            (--embedder text_encoder: the checkpoint's own; its fingerprint and width go into the Serve config)
     videos  makes and compares the videos; needs the checkpoint alone         -> FOLDER/videos.json
     map     puts both together                                                -> FOLDER/map.json, table.md, plot.png
     all     one after the other
@@ -27,14 +28,16 @@ from app.jobs.calibrate_latent_cache.damage import Damage, measure, tiers
 from app.jobs.calibrate_latent_cache.judgement import JudgedPair, Judgement, judge, rates, threshold
 from app.jobs.calibrate_latent_cache.labelled_pairs import natural_pairs, read_pairs, shapes_pairs, shapes_wordings
 from app.jobs.calibrate_latent_cache.map_report import write_report
+from app.jobs.calibrate_latent_cache.text_states import TextStates
 from app.jobs.calibrate_latent_cache.wan_generator import WanGenerator
 from app.jobs.provenance import provenance
 from app.planning.step_cache_policy import open_policy
-from cache_actors.embedder import PACKAGE, FolderEmbedder
+from cache_actors.embedder import PACKAGE, Embedder, FolderEmbedder
 from cache_actors.latent_config import Floors
 from cache_actors.meaning import MEANING_VERSION
 from cache_actors.similarity_map import Scope, SimilarityMap
 from deployments.wan.checkpoint import fingerprint, open_checkpoint
+from deployments.wan.memory_plan import DTYPES
 from deployments.wan.solver_spec import SolverSpec
 
 Record = TypeVar("Record")
@@ -60,7 +63,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _pairs(options: argparse.Namespace) -> None:
-    embedder = FolderEmbedder(options.embedder, options.threads)
+    embedder: Embedder
+    if options.embedder == "text_encoder":
+        torch.set_num_threads(options.threads)
+        checkpoint, device = open_checkpoint(options.checkpoint), torch.device(options.device)
+        embedder = TextStates(checkpoint, DTYPES[options.dtype], device, options.max_sequence_length)
+    else:
+        embedder = FolderEmbedder(options.embedder, options.threads)
     own: Path | None = options.prompts
     world = read_pairs(own, "own") if own else shapes_pairs(options.seed, options.scenes)
     wordings = () if own else shapes_wordings()
@@ -126,7 +135,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("stage", choices=("pairs", "videos", "map", "all"))
     parser.add_argument("--out", type=Path, required=True, help="folder of what the stages write")
     parser.add_argument("--checkpoint", default="checkpoints/wan-shapes", help="Diffusers-layout folder")
-    parser.add_argument("--embedder", default=PACKAGE, help="sentence-transformers folder, or that package")
+    parser.add_argument(
+        "--embedder", default=PACKAGE, help="sentence-transformers folder, that package, or text_encoder"
+    )
     parser.add_argument("--prompts", type=Path, help="pairs of your own, in the form of natural_development.txt")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--height", type=int, default=128)

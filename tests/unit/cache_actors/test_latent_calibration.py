@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -20,13 +21,16 @@ from app.jobs.calibrate_latent_cache.labelled_pairs import (
     shapes_pairs,
     shapes_wordings,
 )
+from app.jobs.calibrate_latent_cache.text_states import TextStates
 from app.jobs.calibrate_latent_cache.wan_generator import WanGenerator
 from cache_actors.embedder import PACKAGE, FolderEmbedder
 from cache_actors.latent_config import Floors
 from cache_actors.meaning import Meanings
 from cache_actors.similarity_map import load_map
 from deployments.wan.checkpoint import open_checkpoint
+from deployments.wan.memory_plan import MemoryPlan
 from deployments.wan.solver_spec import SolverSpec
+from deployments.wan.text_encoder import TextEncoderReplica
 from tests.checkpoints import write_wan_checkpoint
 
 
@@ -162,6 +166,19 @@ def test_resuming_a_run_from_its_own_latents(tmp_path: Path, experts: int) -> No
         assert np.array_equal(made.resumed("a red circle moving left", step, kept[step]), frames)
     assert not np.array_equal(made.resumed("a blue square", 1, kept[1]), frames)
     made.close()
+
+
+def test_the_text_encoder_embeds_as_it_does_in_service(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(str(write_wan_checkpoint(tmp_path / "wan")))
+    cpu = torch.device("cpu")
+    states = TextStates(checkpoint, torch.float32, cpu, 16)
+    one, two = states.embed(["a red circle", "a blue square"])
+    assert one.shape == (states.dim,)
+    assert np.linalg.norm(one) == pytest.approx(1, abs=1e-6)  # fp32
+    assert not np.allclose(one, two)
+    assert TextStates(checkpoint, torch.float32, cpu, 32).fingerprint != states.fingerprint
+    replica = TextEncoderReplica(checkpoint.folder, torch.float32, False, 1, MemoryPlan("", ()))
+    assert np.array_equal(asyncio.run(replica.pooled("a red circle", 16)), one)
 
 
 @pytest.mark.slow
