@@ -5,6 +5,8 @@ from __future__ import annotations
 from app.jobs.prove_world.trajectories import MAIN
 from deployments.lingbot.controls import ChunkControls, Keys, key_frames
 
+ROOT = b"\1" * 32
+"""Key of the benchmark's world."""
 PARKED = 8
 """Chunks of the session that is parked and brought back."""
 AFTER = 2
@@ -15,8 +17,8 @@ STEADY = 4
 """The last of the parked session's chunks, over which medians are taken: the window is full."""
 CUT = 6
 """Chunks made on two stages."""
-KEPT = PARKED + AFTER + 2
-"""Chunks whose keys and values have room in the host's memory."""
+COMPARED = 3
+"""The parked session's last chunks, whose keys and values are compared: a gigabyte each at the 1.3B size."""
 TOTAL = PARKED + AFTER + OVERLAPPED
 """Of the longest world."""
 

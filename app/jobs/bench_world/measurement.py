@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from app.jobs.bench_world.digests import digest, keys_and_values, latents
-from app.jobs.bench_world.lengths import AFTER, OVERLAPPED, PARKED, controls
+from app.jobs.bench_world.lengths import AFTER, COMPARED, OVERLAPPED, PARKED, ROOT, controls
+from app.jobs.bench_world.profile import profiled
 from app.jobs.bench_world.stopwatch import Stopwatch
 from app.jobs.local_world import LocalWorld, LocalWorldModel
 from app.jobs.world_options import start_image
@@ -40,9 +41,10 @@ class Measured:
     equal: dict[str, bool] = field(default_factory=dict)
     """What was compared, and whether it was the same bits."""
     latents: list[str] = field(default_factory=list)
-    """Digests of the uninterrupted world's chunks; so for the next two."""
+    """Digests of the uninterrupted world's chunks; so for the frames."""
     frames: list[str] = field(default_factory=list)
     kv: list[str] = field(default_factory=list)
+    """Digests of the last keys and values of the parked session."""
     journal: list[bytes] = field(default_factory=list)
     """The parked session's entries."""
 
@@ -53,20 +55,22 @@ def warm_up(model: LocalWorldModel) -> None:
     world = LocalWorld(model, "warm-up", bytes(32), start_image(setup.height, setup.width), "warm up", 1)
     state = model.decoder.start()
     for chunk in range(2):
-        world.generate(controls(chunk, model.stream.chunk))
+        _next(world, model)
         world.frames(chunk, state)
     world.fork("warm-up again", 2).resume()
 
 
-def measure(model: LocalWorldModel, prompt: str, seed: int, scratch: Path) -> Measured:
-    """scratch: where a cache's folder may be made."""
+def measure(model: LocalWorldModel, prompt: str, seed: int, scratch: Path, profile: Path | None) -> Measured:
+    """scratch: where a cache's folder may be made.  profile: a file for what the device does during a chunk."""
     out, watch, setup = Measured(), Stopwatch(model.setup.device), model.setup
     warm_up(model)
     image = start_image(setup.height, setup.width).flip(0)
-    world = LocalWorld(model, "bench", b"\1" * 32, image, prompt, seed)
+    world = LocalWorld(model, "bench", ROOT, image, prompt, seed)
     frames = _uninterrupted(world, model, watch, out, prompt)
     _parked(world, model, watch, out)
-    _overlapped(world, model, watch, out)
+    overlapped = _overlapped(world, model, watch)
+    if profile is not None:
+        profile.write_text(profiled(lambda: _next(overlapped, model), watch, setup.on_gpu))
     _cached(world, model, frames, watch, out, scratch, prompt, seed)
     out.seconds = watch.seconds
     out.journal = [entry.to_bytes() for entry in world.journal[:PARKED]]
@@ -84,12 +88,12 @@ def _uninterrupted(
     state, frames = model.decoder.start(), []
     for chunk in range(PARKED + AFTER):
         with watch.time("open: chunk" if chunk == 0 else "generate"):
-            world.generate(controls(chunk, model.stream.chunk))
+            _next(world, model)
         with watch.time("open: frames" if chunk == 0 else "decode"):
             frames.append(world.frames(chunk, state))
     out.latents = latents(world, range(PARKED + AFTER))
     out.frames = [digest(torch.from_numpy(part)) for part in frames]
-    out.kv = keys_and_values(model, world, range(PARKED))
+    out.kv = keys_and_values(model, world, range(PARKED - COMPARED, PARKED))
     return frames
 
 
@@ -101,8 +105,8 @@ def _parked(world: LocalWorld, model: LocalWorldModel, watch: Stopwatch, out: Me
             twin = world.fork(f"{name} {repeat}", PARKED)
             with watch.time(name):
                 twin.resume(from_journal=from_journal)
-        for chunk in after:
-            twin.generate(controls(chunk, model.stream.chunk))
+        for _ in after:
+            _next(twin, model)
         out.equal[f"{name}: goes on as uninterrupted"] = latents(twin, after) == out.latents[PARKED:]
     held, position = _last_latents(world, PARKED), PARKED * model.stream.chunk
     with watch.time("decoder warmed"):
@@ -112,8 +116,8 @@ def _parked(world: LocalWorld, model: LocalWorldModel, watch: Stopwatch, out: Me
     )
 
 
-def _overlapped(world: LocalWorld, model: LocalWorldModel, watch: Stopwatch, out: Measured) -> None:
-    """A chunk is decoded while the next one is made, as for a client that watches a stream."""
+def _overlapped(world: LocalWorld, model: LocalWorldModel, watch: Stopwatch) -> LocalWorld:
+    """A chunk is decoded while the next one is made, as for a client that watches a stream; the session."""
     begin = PARKED + AFTER
     twin = world.fork("overlapped", begin)
     twin.resume()
@@ -122,7 +126,7 @@ def _overlapped(world: LocalWorld, model: LocalWorldModel, watch: Stopwatch, out
 
     def make() -> None:
         for chunk in range(begin, begin + OVERLAPPED):
-            twin.generate(controls(chunk, model.stream.chunk))
+            _next(twin, model)
             made.put(chunk)
 
     maker = threading.Thread(target=make)
@@ -134,6 +138,7 @@ def _overlapped(world: LocalWorld, model: LocalWorldModel, watch: Stopwatch, out
     maker.join()
     watch.wait()
     watch.seconds["period"] = [later - earlier for earlier, later in pairwise(arrivals[1:])]
+    return twin
 
 
 def _cached(
@@ -173,6 +178,10 @@ def _cached(
         again = [hit.frames(chunk, state) for chunk in range(PARKED)]
     out.equal["full hit: decoded frames"] = [digest(torch.from_numpy(p)) for p in again] == out.frames[:PARKED]
     cache.close()
+
+
+def _next(world: LocalWorld, model: LocalWorldModel) -> None:
+    world.generate(controls(len(world.journal), model.stream.chunk))
 
 
 def _last_latents(world: LocalWorld, chunks: int) -> Tensor:

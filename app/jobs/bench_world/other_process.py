@@ -1,9 +1,10 @@
-"""The same world in a process of its own: made again, rebuilt from its journal, or made on two stages."""
+"""The same world in processes of their own: rebuilt from its journal, made again, and made on two stages."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,21 +12,19 @@ from typing import Literal
 import torch
 
 from app.jobs.bench_world.digests import digest, keys_and_values, latents
-from app.jobs.bench_world.lengths import AFTER, CUT, PARKED, controls
-from app.jobs.bench_world.measurement import warm_up
-from app.jobs.bench_world.stopwatch import Stopwatch
+from app.jobs.bench_world.lengths import AFTER, COMPARED, CUT, PARKED, ROOT, controls
 from app.jobs.local_world import LocalWorld, LocalWorldModel, WorldSetup
 from app.jobs.world_options import start_image
 from deployments.lingbot.journal import JournalEntry
 
-Kind = Literal["again", "journal", "cut"]
+Kind = Literal["again", "cut"]
 
 
 @dataclass(frozen=True)
 class Order:
     """What a process is told.
 
-    again: the whole session cold, keys and values not kept.  journal: the parked session from its journal.  cut: its
+    again: bring the parked session back from its journal and go on, then make the whole world anew.  cut: make its
     first chunks; the setup says on how many stages.
     """
 
@@ -39,46 +38,64 @@ class Order:
 
 @dataclass
 class Found:
-    """What it answers, see `Measured`; digests of the chunks it made."""
+    """What it answers: digests."""
 
-    seconds: dict[str, list[float]] = field(default_factory=dict)
     latents: list[str] = field(default_factory=list)
+    """Of the chunks made anew; so for their frames."""
     frames: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    """Of the latents that the session from the journal went on with."""
     kv: list[str] = field(default_factory=list)
+    """Of its last replayed keys and values."""
 
 
-def ask(order: Order) -> Found:
-    """Run the process to its end.  Raises RuntimeError when it ends without an answer."""
-    process = multiprocessing.get_context("spawn").Process(target=_answer, args=(order,))
-    process.start()
-    process.join()
-    if process.exitcode != 0:
-        raise RuntimeError(f"{order.kind}: its process ended with status {process.exitcode}; see its output above")
-    return Found(**json.loads(order.out.read_text()))
+def ask(orders: Sequence[Order]) -> dict[Kind, Found]:
+    """Run the processes side by side to their ends.  Raises RuntimeError when one ends without an answer."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_answer, args=(order,)) for order in orders]
+    for process in processes:
+        process.start()
+    found: dict[Kind, Found] = {}
+    for order, process in zip(orders, processes, strict=True):
+        process.join()
+        if process.exitcode != 0:
+            raise RuntimeError(f"{order.kind}: its process ended with status {process.exitcode}; see its output above")
+        found[order.kind] = Found(**json.loads(order.out.read_text()))
+    return found
 
 
 def _answer(order: Order) -> None:
+    with LocalWorldModel(order.setup) as model:
+        found = _again(order, model) if order.kind == "again" else _cut(order, model)
+    order.out.write_text(json.dumps(asdict(found)))
+
+
+def _again(order: Order, model: LocalWorldModel) -> Found:
+    found, replayed = Found(), _world(order, model, "replayed")
+    replayed.adopt([JournalEntry.from_bytes(entry) for entry in order.journal])
+    replayed.resume(from_journal=True)
+    if order.setup.on_gpu:
+        torch.cuda.synchronize()
+    found.kv = keys_and_values(model, replayed, range(PARKED - COMPARED, PARKED))
+    for chunk in range(PARKED, PARKED + AFTER):
+        replayed.generate(controls(chunk, model.stream.chunk))
+    found.after = latents(replayed, range(PARKED, PARKED + AFTER))
+    anew, state = _world(order, model, "anew"), model.decoder.start()
+    for chunk in range(PARKED + AFTER):
+        anew.generate(controls(chunk, model.stream.chunk))
+        found.frames.append(digest(torch.from_numpy(anew.frames(chunk, state))))
+    found.latents = latents(anew, range(PARKED + AFTER))
+    return found
+
+
+def _cut(order: Order, model: LocalWorldModel) -> Found:
+    world = _world(order, model, "cut")
+    for chunk in range(CUT):
+        world.generate(controls(chunk, model.stream.chunk))
+    return Found(latents=latents(world, range(CUT)))
+
+
+def _world(order: Order, model: LocalWorldModel, name: str) -> LocalWorld:
     setup = order.setup
-    with LocalWorldModel(setup) as model:
-        image = start_image(setup.height, setup.width).flip(0)
-        world = LocalWorld(model, "bench", b"\1" * 32, image, order.prompt, order.seed)
-        out, watch = Found(), Stopwatch(setup.device)
-        if order.kind == "journal":
-            world.adopt([JournalEntry.from_bytes(entry) for entry in order.journal])
-            with watch.time("resume, cold process"):
-                world.resume()
-            watch.wait()
-            out.kv = keys_and_values(model, world, range(PARKED))
-            made = range(PARKED, PARKED + AFTER)
-        else:
-            warm_up(model)
-            made = range(PARKED + AFTER if order.kind == "again" else CUT)
-        state = model.decoder.start()
-        for chunk in made:
-            with watch.time("generate"):
-                world.generate(controls(chunk, model.stream.chunk))
-            if order.kind == "again":
-                out.frames.append(digest(torch.from_numpy(world.frames(chunk, state))))
-        out.latents = latents(world, made)
-        out.seconds = watch.seconds
-    order.out.write_text(json.dumps(asdict(out)))
+    image = start_image(setup.height, setup.width).flip(0)
+    return LocalWorld(model, name, ROOT, image, order.prompt, order.seed)

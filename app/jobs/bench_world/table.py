@@ -25,10 +25,8 @@ class Row:
         return None if self.aim is None else (self.value >= self.aim if self.at_least else self.value <= self.aim)
 
 
-def rows(
-    here: Mapping[str, Sequence[float]], again: Mapping[str, Sequence[float]], cut: Mapping[str, Sequence[float]]
-) -> list[Row]:
-    """here: of the measuring process; again: of the one that keeps no keys and values; cut: on two stages."""
+def rows(here: Mapping[str, Sequence[float]]) -> list[Row]:
+    """here: `Measured.seconds`."""
     last = PARKED + AFTER - 1 - STEADY  # of "generate" and "decode", which leave chunk 0 out
     opening = ["open: prompt", "open: image", "open: chunk", "open: frames"]
     first = sum(here[name][0] for name in opening)
@@ -38,9 +36,7 @@ def rows(
     return [
         *(Row(name, here[name][0]) for name in opening),
         Row("first chunk after a session opens", first, 1.5),
-        Row("cold chunk, window full, keys and values kept", median(here["generate"][last:])),
-        Row("cold chunk, window full, keys and values not kept", median(again["generate"][-STEADY:])),
-        Row("cold chunk on two stages of one device", median(cut["generate"][-1:])),
+        Row("cold chunk, window full", median(here["generate"][last:])),
         Row("decode a chunk", median(here["decode"][last:])),
         Row("steady period, decode overlapped on one device", median(here["period"]), 0.65),
         Row("clean-pass replay of a chunk", journal / PARKED),
