@@ -179,7 +179,7 @@ class LatentCacheClient:
     For a driver a cache that is away is a miss that says so, never a failed request; failures are logged and counted.
     """
 
-    def __init__(self, timeout_s: float = 5.0) -> None:
+    def __init__(self, timeout_s: float) -> None:
         """timeout_s: longest wait for an answer, disk reads and transfer of the payload included."""
         self._timeout_s = timeout_s
         self._actor: ActorHandle | None = None

@@ -37,6 +37,8 @@ from deployments.storage import Storage
 if TYPE_CHECKING:
     from app.driver.latent_reuse import LatentReuse
 
+CACHE_ANSWER_S = 5.0
+"""Longest wait for the latent cache to read and hand over a payload; on level 2 the time for a vector comes on top."""
 DISABLED = CacheReport(decision="disabled", reason=Reason.DISABLED)
 """Of every job on a server without the latent cache."""
 
@@ -187,7 +189,9 @@ class VideoDriver:
         from app.driver.latent_reuse import LatentReuse
         from cache_actors.latent_cache_actor import LatentCacheClient
 
-        return LatentReuse(services.latent_cache, services, self._storage, LatentCacheClient())
+        level_2 = services.latent_cache.config.approximate
+        client = LatentCacheClient(CACHE_ANSWER_S + (level_2.lookup_timeout_s if level_2 else 0.0))
+        return LatentReuse(services.latent_cache, services, self._storage, client)
 
     def _recover(self, job: Job) -> None:
         model = self._models.get(job.params.model)

@@ -13,25 +13,12 @@ from app.api.application import make_app
 from app.api.latent_cache import PinRequest, PurgeRequest
 from app.config import Http
 from cache_actors.blob_store import Pin
-from cache_actors.latent_cache import LatentCache
 from tests.fake_jobs import FakeJobs, card
 from tests.latents import ask, identity, opened, save
+from tests.near_cache import Near
 
 pytestmark = pytest.mark.anyio
 PAGE = (Path(__file__).parents[2] / "docs" / "contracts" / "caches.md").read_text(encoding="utf-8")
-
-
-class Near:
-    """`LatentCacheCalls` without the actor between."""
-
-    def __init__(self, cache: LatentCache) -> None:
-        self.cache = cache
-        self.away = False
-
-    async def call(self, method: str, *args: object) -> Any:
-        if self.away:
-            raise RuntimeError("away")
-        return getattr(self.cache, method)(*args)
 
 
 @pytest.fixture

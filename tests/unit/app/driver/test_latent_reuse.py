@@ -125,7 +125,7 @@ def fake(storage: Storage) -> FakeServices:
 async def driver(
     fake: FakeServices, jobs: Jobs, near: Near, settings: LatentCacheConfig, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[VideoDriver]:
-    monkeypatch.setattr(latent_cache_actor, "LatentCacheClient", lambda: near)
+    monkeypatch.setattr(latent_cache_actor, "LatentCacheClient", lambda timeout_s: near)
     policy = LatentPolicy(settings, SERVED, similarity_map(tier(0.6, 3)))
     driver = VideoDriver([replace(fake.services(), latent_cache=policy)], jobs)
     while not (await driver.readiness())["wan"]["ready"]:
