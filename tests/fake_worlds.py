@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, field
+from typing import Any
 
+import imageio.v3 as iio
 import numpy as np
 
 from app.api.errors import ApiError
@@ -31,6 +34,11 @@ CARD = WorldCard(
     default_pixels=32 * 48,
     limits=WorldLimits(max_pixels=64 * 64, max_chunks=8, max_request_chunks=3, max_prompt_chars=50),
 )
+
+PICTURE = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+PNG = iio.imwrite("<bytes>", PICTURE, extension=".png")
+BODY: dict[str, Any] = {"prompt": "a  room", "image": base64.b64encode(PNG).decode(), "seed": 2**62}
+"""Of a request for a world."""
 
 
 @dataclass

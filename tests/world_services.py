@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 
 from app.config import WorldLimits, WorldSessions, WorldStream, WorldTopology
 from app.worlds.model_services import WorldServices
@@ -59,6 +60,8 @@ class Handle:
     make: Callable[[], Any]
     failures: list[BaseException] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    sent: list[list[str]] = field(default_factory=list)
+    """Names of the tensors that went with each request to a gang."""
     hold: asyncio.Event | None = None
     """Streams wait for it before their result."""
 
@@ -84,6 +87,7 @@ class _Method:
         handle = self._handle
         handle.calls.append(self._name)
         if self._name == "generate":
+            handle.sent.append(sorted(name for blob in arguments[2] for name in load(blob)))
             return _Stream(handle, arguments)
         return self._answer(arguments)
 

@@ -203,6 +203,6 @@ def documented(*errors: type[ApiError]) -> dict[int | str, dict[str, Any]]:
     for error in ends:
         shared = answers.setdefault(error.status, {"model": ErrorBody, "description": ""})
         shared["description"] = ", ".join(filter(None, (shared["description"], error.code)))
-        if error in (QueueFull, NotReady):
+        if error.status in (429, 503):
             shared["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}}}
     return answers

@@ -14,7 +14,6 @@ from cache_actors.blob_store import SaveRefused
 from cache_actors.keys import Key, WorldMaterial, path_keys
 from cache_actors.world_cache import NodeGone
 from cache_actors.world_cache_actor import WorldCacheAway, WorldCacheClient
-from deployments.storage import ObjectNotFound
 
 logger = logging.getLogger("ray.serve")
 
@@ -66,8 +65,8 @@ class ChunkSharing:
             for chunk in range(known, len(actions)):
                 parent = keys[chunk - 1] if chunk else root
                 await self._cache.put(root, parent, actions[chunk], await asyncio.to_thread(entry, chunk))
-        except (KeyError, SaveRefused, ObjectNotFound, WorldCacheAway) as error:
-            # A KeyError: a chunk before it was evicted in between.  ObjectNotFound: a rewind has dropped it.
+        except (KeyError, SaveRefused, OSError, WorldCacheAway) as error:
+            # KeyError: one before it was evicted in between.  OSError: a rewind has dropped it, or the storage is away.
             logger.warning("a chunk is not shared: %r", error)
 
     async def share_frames(self, key: str, frames: bytes) -> None:

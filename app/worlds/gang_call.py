@@ -21,6 +21,7 @@ from deployments.lingbot.fast_forward import ChunkCosts
 from deployments.lingbot.session import World
 from deployments.lingbot.stream_config import StreamConfig
 from deployments.lingbot.world_plan import WorldPlan
+from deployments.lingbot.world_replica import Window
 from deployments.lingbot.world_task import WorldTask
 
 STALE_TRIES = 50
@@ -78,7 +79,7 @@ class GangCall:
         """
         keys = [key.hex() for key in path_keys(self.world.root, [c.canonical() for c in self.known])]
         for _ in range(STALE_TRIES):
-            window = await self.handle.options(session_id=gang).window.remote(self.session, keys)
+            window: Window = await self.handle.options(session_id=gang).window.remote(self.session, keys)
             gang = window["gang"]
             plan = world_plan(
                 stages=self.stages,
@@ -92,17 +93,19 @@ class GangCall:
                 if window["live"]:
                     on_gang(gang)
                 return Done(None, plan, gang, window["device"], 0.0)
-            event = await self._generate(gang, plan, window["live"], on_gang)
+            event = await self._generate(gang, plan, window, on_gang)
             if not event["ranks"][0]["stale"]:
                 latents = None if self.new is None else load(await event["latents"][0])["latents"]
                 return Done(latents, plan, gang, window["device"], event["seconds"])
             await asyncio.sleep(STALE_PAUSE_S)
         raise GangLost(f"world {self.session}: the gang has answered stale {STALE_TRIES} times")
 
-    async def _generate(self, gang: str, plan: WorldPlan, live: int, on_gang: Callable[[str], None]) -> dict[str, Any]:
+    async def _generate(
+        self, gang: str, plan: WorldPlan, window: Window, on_gang: Callable[[str], None]
+    ) -> dict[str, Any]:
         path = [*self.known, *([] if self.new is None else [self.new])]
-        task = world_task(self.session, self.world, path, plan, live=live, policy=self.policy)
-        blob = await asyncio.to_thread(self._blob, task)
+        task = world_task(self.session, self.world, path, plan, live=window["live"], policy=self.policy)
+        blob = await asyncio.to_thread(self._blob, task, window["prompts"] if task.live else [])
         name = task.keys[-1] if task.keys else "start"
         stream = self.handle.options(stream=True, session_id=gang).generate.remote(
             f"{self.session}/{name}/{'' if self.new is None else 'new'}",
@@ -122,10 +125,15 @@ class GangCall:
             stream.cancel()
         raise GangLost("the gang ended its stream without a result")
 
-    def _blob(self, task: WorldTask) -> bytes:
-        known = _Lazy(self.latents)
-        tensors = task_tensors(task, self.world.condition, self.texts.__getitem__, known)
-        return save({name: x.contiguous() for name, x in tensors.items()})
+    def _blob(self, task: WorldTask, kept: Sequence[str]) -> bytes:
+        """What the gang does not have yet; kept: prompts whose embeddings it has, and with any of them the condition.
+
+        At 480p the condition is 15 MB: sent with every chunk it would cost a tenth of a second.
+        """
+        tensors = task_tensors(task, self.world.condition, self.texts.__getitem__, _Lazy(self.latents))
+        known = {f"text.{number}" for number, prompt in enumerate(task.prompts) if prompt in kept}
+        known |= {"condition"} if kept else set()
+        return save({name: x.contiguous() for name, x in tensors.items() if name not in known})
 
 
 class _Lazy(dict[int, Tensor]):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from app.api.video_jobs import Readiness
 from app.driver.background import Background
-from app.driver.failure import cause_of
+from app.driver.failure import cause_of, worker_was_lost
 from app.worlds.gang_call import Done, park
 from app.worlds.journal_files import JournalFiles, frames_file
 from app.worlds.served_model import RETRY_PAUSE_S, ServedModel
@@ -36,6 +36,7 @@ class WorldReadiness:
     def __init__(self, model: ServedModel, files: JournalFiles, background: Background) -> None:
         self._model, self._files, self._background = model, files, background
         self._reason = "warming up: no chunk has run through every rank yet"
+        model.on_loss = self._worker_lost
         background.spawn(self._warm_up())
 
     def state(self) -> Readiness:
@@ -56,6 +57,24 @@ class WorldReadiness:
         self._reason = ""
         logger.info("model %s is ready: %s", name, self._model.costs)
 
+    def _worker_lost(self) -> None:
+        """Not ready until every service answers again; with several gangs the others go on meanwhile."""
+        if not self._reason and self._model.services.card.topology.gangs == 1:
+            self._reason = "a worker was lost: waiting for another one"
+            self._background.spawn(self._wait_for_workers())
+
+    async def _wait_for_workers(self) -> None:
+        while True:
+            await asyncio.sleep(RETRY_PAUSE_S)
+            try:
+                await self._model.services.numerics()
+            except Exception as error:
+                if not worker_was_lost(error):
+                    raise
+            else:
+                break
+        self._reason = ""
+
 
 async def warm_up(model: ServedModel, files: JournalFiles) -> None:
     """Run one and keep its costs; nothing of it stays.  Raises what went wrong."""
@@ -65,7 +84,6 @@ async def warm_up(model: ServedModel, files: JournalFiles) -> None:
     finally:
         await asyncio.to_thread(files.drop_world, session)
         await services.vae_of(session).forget.remote(session)
-    model.device, model.numerics = await services.numerics()
 
 
 class _Rehearsal:

@@ -16,11 +16,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
 from app.api.errors import ApiError, NotReady
 from app.api.video_jobs import Order, Readiness
@@ -39,15 +37,17 @@ from app.worlds.warm_up import WorldReadiness
 from app.worlds.world_request import ChunkRequest, ChunkView, WorldParams, WorldView, chunk_controls
 from app.worlds.world_state import Chunk, Parent, Timings, World
 from app.worlds.world_store import WorldNotFound, WorldStore, WorldTakenOver
-from cache_actors.keys import world_root
+from cache_actors.keys import image_digest, world_root
 from deployments.lingbot.controls import ChunkControls
 from deployments.lingbot.journal import JournalEntry
 from deployments.lingbot.session import World as GangWorld
 from deployments.lingbot.stream_config import pixel_frames
-from deployments.lingbot.world_key import world_material
-from deployments.storage import ObjectNotFound, Storage
-from deployments.wan.memory_plan import DTYPES
+from deployments.storage import ObjectNotFound, Storage, StorageUnavailable
 
+UNDECODED = 3
+"""Chunks of one world that may wait for the decoder: where it is the slower part, the gang does not run away."""
+AWAY_S = 10.0
+"""Longest wait for replicas that are told to let a world go; those that are being replaced hold nothing."""
 PARK_LOOK_S = 2.0
 """Between two looks for worlds that nobody uses."""
 
@@ -157,23 +157,16 @@ class WorldDriver:
         model = self._model(params.model)
         await self._check_room()
         services = model.services
-        if not model.numerics:
-            raise NotReady(f"model {params.model} is warming up", None, 2.0)
-        material = world_material(
-            services.fingerprints,
-            services.stream,
-            services.camera,
-            device=torch.device("cpu"),
-            dtype=DTYPES[services.card.dtype],
-            vae_dtype=DTYPES[services.vae_dtype],
-            max_prompt_tokens=services.max_prompt_tokens,
-            image=torch.from_numpy(np.array(image)),
+        pixels = np.ascontiguousarray(image)
+        digest = image_digest(pixels.tobytes(), *pixels.shape[:2])
+        material = await model.material(
+            image=digest,
             prompt=params.prompt,
             seed=params.seed,
-            height=params.height,
             width=params.width,
+            height=params.height,
+            refresh=True,
         )
-        material = replace(material, device=model.numerics)  # of the processes that compute, not of this one
         world = World(
             id=f"world_{secrets.token_hex(12)}",
             model=params.model,
@@ -184,7 +177,7 @@ class WorldDriver:
             height=params.height,
             fps=services.card.fps,
             shared=params.shared and self._sharing is not None,
-            image=material.image,
+            image=digest,
             root=world_root(material).hex(),
             material=material.canonical().decode(),
         )
@@ -241,7 +234,9 @@ class WorldDriver:
         return live.view()
 
     async def _resume(self, world_id: str) -> WorldView:
-        async with self._using(world_id) as live, self._model(live.stored.world.model).request():
+        model = self._model((await self._find(world_id)).stored.world.model)
+        async with model.request(), self._using(world_id) as live:
+            await model.check(live.stored.world)
             done = await self._call(live, None)
             logger.info("%s: resumed, restored %s, replayed %d", world_id, done.restored, done.replayed)
         return live.view()
@@ -250,8 +245,9 @@ class WorldDriver:
 
     async def _grow(self, world_id: str, request: ChunkRequest, wait_for_frames: bool) -> list[ChunkView]:
         asked = time.monotonic()
-        async with self._using(world_id) as live:
-            model = self._model(live.stored.world.model)
+        model = self._model((await self._find(world_id)).stored.world.model)
+        async with model.request(), self._using(world_id) as live:
+            await model.check(live.stored.world)
             first = len(live.stored.chunks) if request.after is None else request.after
             if not 0 <= first <= len(live.stored.chunks):
                 raise WorldMovedOn(f"after: got {first}, the world has {len(live.stored.chunks)} chunks", "after")
@@ -263,14 +259,13 @@ class WorldDriver:
                     "rewind it, or fork it at an earlier chunk"
                 )
             made = []
-            async with model.request():
-                for index, controls in enumerate(wanted, start=first):
-                    if index < len(live.stored.chunks):
-                        _check_same(live, index, controls)  # the request has been heard before
-                    else:
-                        await self._advance(live, controls, asked)
-                    made.append(live.chunk_view(index))
-                    asked = time.monotonic()
+            for index, controls in enumerate(wanted, start=first):
+                if index < len(live.stored.chunks):
+                    _check_same(live, index, controls)  # the request has been heard before
+                else:
+                    await self._advance(live, controls, asked)
+                made.append(live.chunk_view(index))
+                asked = time.monotonic()
             recalled = live.stored.chunks[-1].fast_forward_k
             logger.info("%s: %d chunks, fast-forward %d of them", world_id, len(live.stored.chunks), recalled)
         if wait_for_frames:
@@ -280,6 +275,8 @@ class WorldDriver:
 
     async def _advance(self, live: LiveWorld, controls: ChunkControls, asked: float) -> None:
         """Make the path's next chunk, durably, and send it to the decoder."""
+        while len(live.decodes) >= UNDECODED:
+            await asyncio.wait(live.decodes.values(), return_when=asyncio.FIRST_COMPLETED)
         stored, key = live.stored, live.next_key(controls).hex()
         index, recalled = len(stored.chunks), stored.chunks[-1].fast_forward_k if stored.chunks else 0
         begun = time.monotonic()
@@ -310,7 +307,7 @@ class WorldDriver:
         if shared is None or shared.frames is None:
             self._begin_decode(live, index)
         if done is not None:
-            self._share(live, done)
+            self._share(live)
 
     async def _call(self, live: LiveWorld, new: ChunkControls | None) -> Done:
         """The gang's part: catch up, and make the next chunk if there is to be one."""
@@ -335,12 +332,9 @@ class WorldDriver:
             on_gang=on_gang,
         )
 
-    def _share(self, live: LiveWorld, done: Done) -> None:
-        model, sharing = self._model(live.stored.world.model), self._sharing
+    def _share(self, live: LiveWorld) -> None:
+        sharing = self._sharing
         if sharing is None or not live.stored.world.shared:
-            return
-        if done.device != model.device:
-            logger.warning("%s: made on %s, not shared with worlds of %s", live.id, done.device, model.device)
             return
         keys, actions = live.keys, [controls.canonical() for controls in live.controls]
 
@@ -391,7 +385,7 @@ class WorldDriver:
         try:
             await self._frames(live, key)
             frames = await asyncio.to_thread(self._files.read_frames, live.id, key)
-        except (ApiError, ObjectNotFound) as error:
+        except (ApiError, OSError) as error:
             logger.info("%s: the frames of a chunk are not shared: %s", live.id, error)
             return
         async with live.sharing:
@@ -500,11 +494,12 @@ class WorldDriver:
         services = self._model(live.stored.world.model).services
         gang, live.gang, live.material = live.gang, "", None
         try:
-            if gang:
-                await park(services.gang, live.id, gang, services.card.topology.pp)
-            await services.vae_of(live.id).forget.remote(live.id)
+            async with asyncio.timeout(AWAY_S):
+                if gang:
+                    await park(services.gang, live.id, gang, services.card.topology.pp)
+                await services.vae_of(live.id).forget.remote(live.id)
         except Exception as error:
-            if not worker_was_lost(error):
+            if not worker_was_lost(error) and not isinstance(error, TimeoutError):
                 raise
             logger.info("%s: parked while a worker was away: %r", live.id, error)
 
@@ -526,8 +521,11 @@ class WorldDriver:
 
 async def _apart(call: Coroutine[Any, Any, T]) -> T:
     """Run `call` to its end even when its caller goes away, and outside the context by which Serve would take the
-    calls of one request for each other."""
-    return await asyncio.shield(asyncio.get_running_loop().create_task(call, context=contextvars.Context()))
+    calls of one request for each other.  Raises NotReady where the storage is away."""
+    try:
+        return await asyncio.shield(asyncio.get_running_loop().create_task(call, context=contextvars.Context()))
+    except StorageUnavailable as error:
+        raise NotReady(f"the storage of worlds is away: {error}", None, 5.0) from error
 
 
 def _chunk(live: LiveWorld, index: int) -> ChunkView:

@@ -21,6 +21,8 @@ class Window(TypedDict):
     """Chunks of the path that the world's window can go on from, 0 for none."""
     kept: list[bool]
     """For each chunk of the path, whether every rank has its keys and values."""
+    prompts: list[str]
+    """Whose embeddings need not be sent again while the window lives, nor need the condition; empty: all must be."""
 
 
 class WorldReplica(StageReplica):
@@ -34,4 +36,10 @@ class WorldReplica(StageReplica):
         """Rank 0: what the gang has of a world with this path.  keys: node keys (hex) of its chunks."""
         worker = cast(WorldWorker, self._rank.worker)
         path = [bytes.fromhex(key) for key in keys]
-        return Window(gang=self._gang_id, device=self._device, live=worker.live(world, path), kept=worker.kept(path))
+        return Window(
+            gang=self._gang_id,
+            device=self._device,
+            live=worker.live(world, path),
+            kept=worker.kept(path),
+            prompts=worker.prompts(world),
+        )

@@ -25,7 +25,8 @@ class WorldTask:
     """Everything but tensors.
 
     The tensors that go with it: ``condition`` [4 + C, 31, h, w]; ``text.<i>`` [n, text_dim] for each of `prompts`;
-    ``latents.<chunk>`` [1, C, c, h, w] fp32 for each chunk that is replayed.
+    ``latents.<chunk>`` [1, C, c, h, w] fp32 for each chunk that is replayed.  What the gang keeps with the window of
+    condition and embeddings (`WorldWorker.prompts`) may be left out.
     """
 
     world: str

@@ -47,6 +47,19 @@ class _World:
     session: StageSession
     keys: list[Key] = field(default_factory=list)
     """Of the chunks in the window's past, a key each."""
+    condition: Tensor | None = None
+    """Came with the first request; so did each of `texts`."""
+    texts: dict[str, Tensor] = field(default_factory=dict)
+    """Embeddings [n, text_dim] by prompt."""
+
+    def take(self, task: WorldTask, tensors: Mapping[str, Tensor]) -> bool:
+        """Keep what came with a request; whether that and what was here before is all that it needs."""
+        self.condition = tensors.get("condition", self.condition)
+        came = {prompt: tensors.get(f"text.{number}") for number, prompt in enumerate(task.prompts)}
+        known = {prompt: self.texts.get(prompt) if text is None else text for prompt, text in came.items()}
+        self.texts = {prompt: text for prompt, text in known.items() if text is not None}
+        needed = {task.prompts[chunk.prompt] for chunk in task.chunks}
+        return not task.chunks or (self.condition is not None and needed <= self.texts.keys())
 
 
 @dataclass(eq=False)
@@ -120,6 +133,12 @@ class WorldWorker:
             common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held.keys, keys, strict=False)))
             return common if common == len(held.keys) or held.session.unbroken else 0
 
+    def prompts(self, world: str) -> list[str]:
+        """Prompts whose embeddings the gang keeps with the world's window; none where its condition is not kept too."""
+        with self._lock:
+            held = self._worlds.get(world)
+            return [] if held is None or held.condition is None else list(held.texts)
+
     def kept(self, keys: Sequence[Key]) -> list[bool]:
         """For each chunk, whether every rank has its keys and values."""
         return [self._store.has(key) for key in keys]
@@ -151,6 +170,8 @@ class WorldWorker:
             self._requests[request] = _Request(task, tensors, None, {}, task.camera)
             return
         world = self._take_world(task) if len(found) == len(needed) else None
+        if world is not None and not world.take(task, tensors):
+            world = None
         self._requests[request] = _Request(task, tensors, world, found, task.camera)
 
     def vetoed(self, request: int) -> bool:
@@ -251,7 +272,7 @@ class WorldWorker:
         shape = self._latent_shape(task)
         if one.step == 0 and (first or last):
             state.latents = chunk_noise(task.seed, one.chunk, 0, shape).to(self._device)
-        out = world.session.denoise(self._input(state, one.chunk), one.step)
+        out = world.session.denoise(self._input(state, world, one.chunk), one.step)
         if not last:
             self._transport.send(out, self._rank + 1, "hidden", request)
             if first:
@@ -270,7 +291,7 @@ class WorldWorker:
         self._begin(state, world, chunk)
         if self._rank == 0 and (replayed := state.tensors.get(f"latents.{chunk}")) is not None:
             state.latents = replayed.to(self._device)
-        out = world.session.clean(self._input(state, chunk))
+        out = world.session.clean(self._input(state, world, chunk))
         if out is not None:
             self._transport.send(out, self._rank + 1, "hidden", request)
         key = bytes.fromhex(state.task.keys[chunk])
@@ -290,16 +311,18 @@ class WorldWorker:
         controls = ChunkControls.from_canonical(of_chunk.controls.encode())
         poses, after = advance_camera(state.camera, controls, chunk == 0, self._policy)
         control = control_tensor(state.camera, poses, chunk == 0, task.height, task.width, self._policy)
-        world.session.set_prompt(task.prompts[of_chunk.prompt], state.tensors[f"text.{of_chunk.prompt}"])
+        prompt = task.prompts[of_chunk.prompt]
+        world.session.set_prompt(prompt, world.texts[prompt])
         world.session.begin(chunk, control)
         state.camera, state.begun = after, chunk
 
-    def _input(self, state: _Request, chunk: int) -> Tensor:
+    def _input(self, state: _Request, world: _World, chunk: int) -> Tensor:
         """What this rank's stage works on: embedded latents on the first rank, the hidden state elsewhere."""
         frames, task = self._stream.chunk, state.task
         if self._rank == 0:
             assert state.latents is not None
-            condition = condition_slice(state.tensors["condition"], chunk * frames, frames)
+            assert world.condition is not None  # or the request would be stale
+            condition = condition_slice(world.condition, chunk * frames, frames)
             return self._stage.embed(state.latents, condition.to(self._device))
         tokens = frames * frame_tokens(task.height, task.width)
         return self._transport.recv((1, tokens, self._stage.config.dim), torch.float32, self._rank - 1, "hidden")

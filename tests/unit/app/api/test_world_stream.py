@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import imageio.v3 as iio
-import numpy as np
 import pytest
 from starlette.testclient import TestClient, WebSocketTestSession
 from starlette.websockets import WebSocketDisconnect
@@ -19,7 +16,7 @@ from app.api.world_errors import ChunkFailed
 from app.config import Http
 from deployments.lingbot.controls import Keys
 from tests.fake_jobs import FakeJobs
-from tests.fake_worlds import FakeWorlds, surface
+from tests.fake_worlds import BODY, FakeWorlds, surface
 
 
 @pytest.fixture
@@ -35,9 +32,7 @@ def client(worlds: FakeWorlds) -> Iterator[TestClient]:
 
 
 def opened(client: TestClient) -> str:
-    image = iio.imwrite("<bytes>", np.zeros((32, 48, 3), np.uint8), extension=".png")
-    body = {"prompt": "a room", "image": base64.b64encode(image).decode()}
-    return str(client.post("/v1/worlds", json=body).json()["id"])
+    return str(client.post("/v1/worlds", json=BODY).json()["id"])
 
 
 def chunk(socket: WebSocketTestSession) -> tuple[dict[str, Any], list[bytes]]:

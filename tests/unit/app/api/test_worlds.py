@@ -18,11 +18,7 @@ from app.api.world_errors import WorldsFull
 from app.config import Http
 from deployments.lingbot.controls import ChunkControls, Keys
 from tests.fake_jobs import FakeJobs
-from tests.fake_worlds import FakeWorlds, surface
-
-PICTURE = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
-PNG = iio.imwrite("<bytes>", PICTURE, extension=".png")
-BODY = {"prompt": "a  room", "image": base64.b64encode(PNG).decode(), "seed": 2**62}
+from tests.fake_worlds import BODY, PICTURE, PNG, FakeWorlds, surface
 
 
 @pytest.fixture

@@ -166,6 +166,26 @@ def test_a_gang_that_breaks_is_replaced_by_a_replay(setup: Setup, world_folder: 
     play(test)
 
 
+def test_what_a_gang_keeps_is_not_sent_again(setup: Setup):
+    """The condition and the embeddings of a prompt; a parked world's gang keeps neither."""
+
+    async def test() -> None:
+        async with setup.driver() as driver:
+            world = (await driver.open(PARAMS, IMAGE)).world.id
+            sent = setup.model.gang.sent
+            sent.clear()
+            await walk(driver, world, "wwRd")
+            assert sent == [["condition", "text.0"], [], ["text.1"], []]
+            await driver.rewind(world, 1)
+            await driver.park(world)
+            sent.clear()
+            setup.model.gang.restart()
+            await walk(driver, world, "s", start=1)
+            assert sent == [["condition", "latents.0", "text.0"]]
+
+    play(test)
+
+
 def test_a_chunk_that_breaks_gangs_fails_and_its_world_stays(setup: Setup, world_folder: Path):
     async def test() -> None:
         async with setup.driver() as driver:
