@@ -234,6 +234,8 @@ class LocalWorld:
             generate=len(wanted),
             fast_forward=fast_forward,
         )
+        if not plan.passes:  # the window is there; such a task would park the world
+            return plan, torch.empty(0)
         path = [*(entry.controls for entry in self.journal), *wanted]
         task = world_task(self._name, self.world, path, plan, live=live, policy=model.camera)
         latents = [entry.latents for entry in self.journal]
