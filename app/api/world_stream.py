@@ -68,8 +68,8 @@ def add_routes(app: FastAPI, worlds: WorldSessions, cards: Sequence[WorldCard]) 
             error_id = uuid.uuid4().hex
             logger.exception("error %s in the stream of %s", error_id, world_id)
             with suppress(RuntimeError, WebSocketDisconnect):  # gone already
-                error = InternalError(f"unexpected error, logged as {error_id}")
-                await websocket.send_json({"type": "error", **body_of(error)})
+                fault = InternalError(f"unexpected error, logged as {error_id}")
+                await websocket.send_json({"type": "error", **body_of(fault)})
                 await websocket.close(INTERNAL_ERROR)
 
     app.router.routes.append(WebSocketRoute(PATH, stream))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from app.api import world_errors
 from app.api.application import make_app
@@ -15,7 +16,8 @@ from app.api.world_content import MEDIA_TYPES
 from app.api.world_request import BoundaryBody, ChunkBody, KeyName, WorldBody
 from app.api.world_resource import ChunkResource, WorldResource
 from app.api.world_stream import MAX_WAITING
-from app.config import Http, WorldLimits
+from app.config import Http, WorldLimits, Worldstage
+from app.validate import find_problems, read_config
 from tests.fake_jobs import FakeJobs
 from tests.fake_worlds import surface
 
@@ -85,6 +87,13 @@ def test_resources():
 
 def test_content():
     assert [row[:2] for row in tables("Content")[0]] == [list(pair) for pair in MEDIA_TYPES.items()]
+
+
+def test_the_configurations_that_users_are_shown_are_valid():
+    page = (PAGE.parents[1] / "worlds.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert Worldstage.model_validate(yaml.safe_load(block)).worlds is not None
+    assert find_problems(read_config(PAGE.parents[2] / "configs/demo-worlds.yaml")) == []
 
 
 def test_stream():
