@@ -9,6 +9,8 @@ Axes: c latent frames of the chunk, H/W pixels, h/w latents.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,12 +37,17 @@ def control_tensor(
     if longest > 0:
         translation = translation / longest
     translation = translation * policy.translation_scale
-    directions = _pixel_directions(height, width, policy.intrinsics)  # [H, W, 3]
-    rays = np.einsum("cij,hwj->cihw", rotation, directions)
-    origins = np.broadcast_to(translation[:, :, None, None], rays.shape)
-    features = torch.from_numpy(np.concatenate([origins, rays], axis=1).astype(np.float32))  # [c, 6, H, W]
+    directions = _pixel_directions(height, width, policy.intrinsics)
+    features = np.empty((len(poses), 6, height, width), dtype=np.float32)
+    features[:, :3] = translation[:, :, None, None]
+    for frame, axis in np.ndindex(len(poses), 3):
+        # Product by product: sums of a matrix product are ordered differently on different processors.
+        x, y, z = (r * d for r, d in zip(rotation[frame, axis], directions, strict=True))
+        features[frame, 3 + axis] = x + y + z
     # Pixels of a latent become channels: (channel, row in latent, column in latent).
-    return torch.pixel_unshuffle(features, VAE_STRIDE).transpose(0, 1).unsqueeze(0).contiguous()
+    rows, columns = height // VAE_STRIDE, width // VAE_STRIDE
+    cells = torch.from_numpy(features).view(len(poses), 6, rows, VAE_STRIDE, columns, VAE_STRIDE)
+    return cells.permute(1, 3, 5, 0, 2, 4).reshape(1, 6 * VAE_STRIDE**2, len(poses), rows, columns)
 
 
 def _inverse(pose: np.ndarray) -> np.ndarray:
@@ -51,11 +58,14 @@ def _inverse(pose: np.ndarray) -> np.ndarray:
     return out
 
 
+@lru_cache(maxsize=4)
 def _pixel_directions(height: int, width: int, intrinsics: tuple[float, float, float, float]) -> np.ndarray:
-    """Unit vectors [H, W, 3] from the camera through the pixels' centres."""
+    """Unit vectors [3, H, W] from the camera through the pixels' centres; the same for every chunk of a size."""
     fx, fy, cx, cy = intrinsics
     across, down = width / INTRINSICS_WIDTH, height / INTRINSICS_HEIGHT
     x = (np.arange(width) + 0.5 - cx * across) / (fx * across)
     y = (np.arange(height) + 0.5 - cy * down) / (fy * down)
-    out = np.stack(np.broadcast_arrays(x[None, :], y[:, None], 1.0), axis=-1)
-    return out / np.sqrt((out**2).sum(axis=-1, keepdims=True))
+    out = np.stack(np.broadcast_arrays(x[None, :], y[:, None], 1.0))
+    out /= np.sqrt((out**2).sum(axis=0, keepdims=True))
+    out.flags.writeable = False
+    return out
