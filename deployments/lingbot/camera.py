@@ -38,16 +38,15 @@ def control_tensor(
         translation = translation / longest
     translation = translation * policy.translation_scale
     directions = _pixel_directions(height, width, policy.intrinsics)
-    features = np.empty((len(poses), 6, height, width), dtype=np.float32)
-    features[:, :3] = translation[:, :, None, None]
+    rows, columns = height // VAE_STRIDE, width // VAE_STRIDE
+    # Pixels of a latent become channels: (channel, row in latent, column in latent).
+    out = np.empty((6, VAE_STRIDE, VAE_STRIDE, len(poses), rows, columns), dtype=np.float32)
+    out[:3] = translation.T[:, None, None, :, None, None]
     for frame, axis in np.ndindex(len(poses), 3):
         # Product by product: sums of a matrix product are ordered differently on different processors.
         x, y, z = (r * d for r, d in zip(rotation[frame, axis], directions, strict=True))
-        features[frame, 3 + axis] = x + y + z
-    # Pixels of a latent become channels: (channel, row in latent, column in latent).
-    rows, columns = height // VAE_STRIDE, width // VAE_STRIDE
-    cells = torch.from_numpy(features).view(len(poses), 6, rows, VAE_STRIDE, columns, VAE_STRIDE)
-    return cells.permute(1, 3, 5, 0, 2, 4).reshape(1, 6 * VAE_STRIDE**2, len(poses), rows, columns)
+        out[3 + axis, :, :, frame] = x + y + z
+    return torch.from_numpy(out.reshape(1, 6 * VAE_STRIDE**2, len(poses), rows, columns))
 
 
 def _inverse(pose: np.ndarray) -> np.ndarray:
@@ -60,12 +59,17 @@ def _inverse(pose: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def _pixel_directions(height: int, width: int, intrinsics: tuple[float, float, float, float]) -> np.ndarray:
-    """Unit vectors [3, H, W] from the camera through the pixels' centres; the same for every chunk of a size."""
+    """Unit vectors from the camera through the pixels' centres; the same for every chunk of a size.
+
+    [3, 8, 8, h, w]: the pixel's row and column in its latent, then the latent's.
+    """
     fx, fy, cx, cy = intrinsics
     across, down = width / INTRINSICS_WIDTH, height / INTRINSICS_HEIGHT
     x = (np.arange(width) + 0.5 - cx * across) / (fx * across)
     y = (np.arange(height) + 0.5 - cy * down) / (fy * down)
-    out = np.stack(np.broadcast_arrays(x[None, :], y[:, None], 1.0))
-    out /= np.sqrt((out**2).sum(axis=0, keepdims=True))
+    unit = np.stack(np.broadcast_arrays(x[None, :], y[:, None], 1.0))
+    unit /= np.sqrt((unit**2).sum(axis=0, keepdims=True))
+    cells = unit.reshape(3, height // VAE_STRIDE, VAE_STRIDE, width // VAE_STRIDE, VAE_STRIDE)
+    out = np.ascontiguousarray(cells.transpose(0, 2, 4, 1, 3))
     out.flags.writeable = False
     return out
