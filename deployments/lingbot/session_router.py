@@ -24,9 +24,11 @@ class SessionRouter(RequestRouter):
         """Candidates in order of preference; an empty list makes Serve back off and ask again."""
         import hashlib
 
-        if pending_request is None or not candidate_replicas:
-            return [candidate_replicas] if candidate_replicas else []
+        if pending_request is None:
+            return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # without it an empty list spins
+        if not candidate_replicas:
+            return []
         session = pending_request.metadata.session_id or ""
 
         def rank(replica: RunningReplica) -> bytes:
