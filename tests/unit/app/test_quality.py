@@ -1,4 +1,4 @@
-"""Idea 20: the gates' metrics against hand-made numbers and direct formulas."""
+"""Check 20: the gates' metrics against hand-made numbers and direct formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Idea 19: exactly four cases, failures visible, the number of videos a property."""
+"""Check 19: exactly four cases, failures visible, the number of videos a property."""
 
 from __future__ import annotations
 

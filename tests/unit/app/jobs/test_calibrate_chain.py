@@ -76,7 +76,7 @@ def test_latents_are_those_of_a_gang_bit_for_bit(
 
 
 def test_every_stage_of_both_splits_has_its_own_rows(rows: VideoRows) -> None:
-    """Idea 5: N steps give 2 (N - 1) transitions a stage, never 2 N - 1."""
+    """Check 5: N steps give 2 (N - 1) transitions a stage, never 2 N - 1."""
     assert [(stage.pp, stage.stage) for stage in rows.stages] == [(1, 0), (2, 0), (2, 1)]
     for stage in rows.stages:
         assert len(stage.transitions) == 2 * (STEPS - 1)

@@ -122,7 +122,7 @@ def test_timed_requests_have_the_bits_of_the_single_process(run: Path) -> None:
 
 
 def test_the_fits_use_every_pair(run: Path) -> None:
-    """Idea 6: videos x transitions x branches."""
+    """Check 6: videos x transitions x branches."""
     fits = json.loads((run / "fits.json").read_text())
     assert {stage["signal"]["pairs"] for stage in fits["stages"]} == {2 * (STEPS - 1) * 2}
 

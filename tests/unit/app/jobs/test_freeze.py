@@ -1,4 +1,4 @@
-"""Idea 18: a frozen profile is read-only, hashed, and comes with prompts that calibration has not seen."""
+"""Check 18: a frozen profile is read-only, hashed, and comes with prompts that calibration has not seen."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_reservation_is_never_exceeded() -> None:
 
 
 def test_unknown_and_repeated_requests_are_errors() -> None:
-    """Ideas 9, 26, 30: after a drop or in a new process nothing of a request is left, and saying so is an error."""
+    """Checks 9, 26, 30: after a drop or in a new process nothing of a request is left, and saying so is an error."""
     store = AnchorStore(100)
     store.reserve(1, 16)
     store.keep(1, "positive", 0, tensor(1), 1)

@@ -37,7 +37,7 @@ def test_digest_is_sha256_of_canonical_json() -> None:
 
 @pytest.mark.parametrize("name", ["uncond", "", None, 0])
 def test_a_branch_is_named(name: object) -> None:
-    """Idea 21: no guess, no default."""
+    """Check 21: no guess, no default."""
     with pytest.raises(ValueError, match=r"expected one of \['positive', 'negative'\]"):
         checked_branch(name)
     assert checked_branch("negative") == "negative"

@@ -26,7 +26,7 @@ def test_statuses_in_order(profile: MakeProfile, evidence: MakeEvidence) -> None
 def test_any_failed_calibration_of_the_four_is_diagnostic_only(
     profile: MakeProfile, evidence: MakeEvidence, failing: str
 ) -> None:
-    """Idea 18."""
+    """Check 18."""
     calibration = evidence("calibration", failing)
     assert status_of(profile(), True, calibration, evidence("acceptance")) is Status.DIAGNOSTIC_ONLY
     assert calibration.failures(profile()) == [f"{failing} mean_temporal_error_ratio: 0.2, required <= 0.1"]
@@ -49,7 +49,7 @@ def test_a_failed_acceptance_does_not_qualify(profile: MakeProfile, evidence: Ma
 
 
 def test_acceptance_takes_36_videos_a_topology(profile: MakeProfile, evidence: MakeEvidence) -> None:
-    """Idea 19, the count: 12 prompts x 3 seeds."""
+    """Check 19, the count: 12 prompts x 3 seeds."""
     acceptance = evidence("acceptance", videos=35)
     assert status_of(profile(), True, evidence("calibration"), acceptance) is Status.CALIBRATED
     assert acceptance.failures(profile())[0] == "pp1-cfg1: 35 videos, required 36"

@@ -87,7 +87,7 @@ def test_a_fit_beats_hold_and_linear_on_its_own_videos() -> None:
 
 
 def test_stages_are_fitted_apart() -> None:
-    """Idea 7: rows of two stages never meet; different stages give different weights."""
+    """Check 7: rows of two stages never meet; different stages give different weights."""
     with pytest.raises(FitError, match=r"stages \[0, 1\]"):
         least_squares(rows_of(video(0), 0) + rows_of(video(0), 1), None)
     g = torch.Generator().manual_seed(9)

@@ -1,4 +1,4 @@
-"""Idea 18: frozen bytes, and who may do what with them."""
+"""Check 18: frozen bytes, and who may do what with them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_names_that_prove_nothing_are_refused(tmp_path: Path, profile: MakeProfi
 
 
 def test_a_draft_needs_the_flag(tmp_path: Path, profile: MakeProfile) -> None:
-    """Section 6.2: not qualified means refused at start, unless an explicit flag says otherwise."""
+    """Not qualified means refused at start, unless an explicit flag says otherwise."""
     with pytest.raises(ProfileRefused, match=r"no profile\.yaml"):
         open_profile(tmp_path)
     (tmp_path / "profile.yaml").write_text(profile().to_yaml())

@@ -70,7 +70,7 @@ def test_a_lag_of_zero_is_refused() -> None:
 
 @pytest.mark.gpu
 def test_cuda_gives_the_same_verdict_without_a_sync() -> None:
-    """Idea 31, the guard's part: sync debug mode turns any wait into an error."""
+    """Check 31, the guard's part: sync debug mode turns any wait into an error."""
     device = torch.device("cuda")
     feedback = ErrorFeedback(device, lag=2)
     check(feedback, 0, 0.0, device=device)  # the first pinned allocation and kernel loads come before the loop

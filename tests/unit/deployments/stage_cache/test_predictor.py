@@ -111,7 +111,7 @@ def test_residual_and_hold_return_the_output_up_to_rounding() -> None:
 
 
 def test_another_shape_is_refused() -> None:
-    """Idea 22: a residual of another resolution is never broadcast."""
+    """Check 22: a residual of another resolution is never broadcast."""
     with pytest.raises(PredictionError, match=r"\[1, 4, 2\] does not match hidden \[1, 8, 2\]"):
         apply(torch.zeros(1, 8, 2), (torch.zeros(1, 4, 2),), (1.0,))
     with pytest.raises(PredictionError, match="does not match"):

@@ -1,4 +1,4 @@
-"""What a profile may say (section 6.1), and when it is refused (6.2)."""
+"""What a profile may say, and when it is refused."""
 
 from __future__ import annotations
 
@@ -177,13 +177,13 @@ def test_an_unknown_field_is_refused_at_every_depth(path: str) -> None:
     ],
 )
 def test_a_wrong_profile_is_refused(path: str, value: Any, words: str) -> None:
-    """Ideas 4, 7, 13 and section 6.2: refused at start, in words that name the field."""
+    """Checks 4, 7, 13: refused at start, in words that name the field."""
     with pytest.raises(ValidationError, match=words):
         load(set_at(path, value))
 
 
 def test_swapped_stages_are_refused() -> None:
-    """Idea 7."""
+    """Check 7."""
     with pytest.raises(ValidationError, match="stages missing or swapped"):
         load(lambda data: data["partitions"][1]["stages"].reverse())
 
@@ -196,7 +196,7 @@ def teacache(data: dict[str, Any], threshold: float = 0.05, plan: list[int] | No
 
 
 def test_missing_coefficients_have_no_default() -> None:
-    """Idea 4."""
+    """Check 4."""
 
     def change(data: dict[str, Any]) -> None:
         teacache(data)
@@ -253,7 +253,7 @@ def test_changes_are_required_and_counted() -> None:
 
 
 def test_the_range_guard_computes_or_refuses() -> None:
-    """Idea 12: a derived plan loses the step and counts it; a frozen list that reuses there is refused at load."""
+    """Check 12: a derived plan loses the step and counts it; a frozen list that reuses there is refused at load."""
     changes = [0.1] * 11
     changes[6 - 1] = 1.5
     planned = load(teacache).planned(changes)
@@ -308,7 +308,7 @@ def test_the_server_has_to_be_the_measured_one() -> None:
     ],
 )
 def test_another_server_is_refused(changes: dict[str, Any], words: str) -> None:
-    """Idea 4 and section 6.2: PP 3, CFG 3, other dtype, weights, partition or solver, with what is supported."""
+    """Check 4: PP 3, CFG 3, other dtype, weights, partition or solver, with what is supported."""
     with pytest.raises(ProfileRefused, match=f"{words}.*pp2-cfg2") as refused:
         load().check_served(served(**changes))
     assert isinstance(refused.value, ValueError)
@@ -344,7 +344,7 @@ def test_a_request_that_fits() -> None:
 def test_a_request_outside_the_profile_runs_native_and_says_why(
     request_: Request, digest: str, code: str, words: str
 ) -> None:
-    """Section 6.2; idea 22: another resolution or frame count is never cached under this profile."""
+    """Check 22: another resolution or frame count is never cached under this profile."""
     reason = load().fits(request_, digest)
     assert reason is not None
     assert reason.code == code
@@ -385,7 +385,7 @@ def test_guard_limits_are_the_calibrated_ones_times_the_factor() -> None:
 
 
 def test_a_threshold_of_zero_is_native() -> None:
-    """Idea 27."""
+    """Check 27."""
     assert load(lambda d: teacache(d, threshold=0.0)).planned([0.1] * 11).schedule.reuse == ()
 
 

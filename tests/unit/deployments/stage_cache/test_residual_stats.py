@@ -19,7 +19,7 @@ def collect(steps: int, seed: int = 0, stage: int = 0) -> tuple[list[Transition]
 
 
 def test_pairs_are_local_to_their_branch() -> None:
-    """Idea 5: N steps give 2 (N - 1) pairs, never 2 N - 1: the negative side's first step follows nothing."""
+    """Check 5: N steps give 2 (N - 1) pairs, never 2 N - 1: the negative side's first step follows nothing."""
     transitions, anchored = collect(6)
     assert len(transitions) == 2 * 5
     assert {row.step for row in transitions} == set(range(1, 6))
@@ -29,7 +29,7 @@ def test_pairs_are_local_to_their_branch() -> None:
 
 
 def test_pairs_are_local_to_their_request() -> None:
-    """Idea 5: a second request interleaved with the first changes none of its rows."""
+    """Check 5: a second request interleaved with the first changes none of its rows."""
     g = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
     both = [ResidualCollector(0), ResidualCollector(0)]
     for step in range(4):
@@ -41,7 +41,7 @@ def test_pairs_are_local_to_their_request() -> None:
 
 
 def test_the_calibration_count() -> None:
-    """Idea 6: 24 prompts x 2 seeds x 49 transitions x 2 branches = 4,704 pairs a stage."""
+    """Check 6: 24 prompts x 2 seeds x 49 transitions x 2 branches = 4,704 pairs a stage."""
     rows = 0
     for _ in range(24 * 2):
         collector = ResidualCollector(0)
@@ -53,7 +53,7 @@ def test_the_calibration_count() -> None:
 
 
 def test_an_unlabelled_branch_is_an_error() -> None:
-    """Idea 5."""
+    """Check 5."""
     with pytest.raises(ValueError, match="branch: got None"):
         ResidualCollector(0).add(None, 0, torch.ones(1, 1, 1))  # type: ignore[arg-type]
 

@@ -65,7 +65,7 @@ def test_choose_equals_brute_force(values: list[float], missing: set[int], hits:
 
 
 def test_choose_takes_the_quiet_middle() -> None:
-    """50 steps, loud ends as in section 3.3: the hits end up in the middle, never two in a row."""
+    """50 steps, loud ends: the hits end up in the middle, never two in a row."""
     sensitivity = {step: abs(step - 24) / 24 + 0.01 for step in range(6, 42)}
     assert choose(50, 9, sensitivity, SkipLimits()).reuse == (16, 18, 20, 22, 24, 26, 28, 30, 32)
 
@@ -79,7 +79,7 @@ def test_choose_minimises_squares() -> None:
     ("share", "cost", "hits"), [(0.9, 0.02, 6), (0.9, 0.05, 6), (0.8, 0.02, 7), (0.8, 0.05, 7), (0.7, 0.05, 8)]
 )
 def test_hits_needed_for_the_latency_gate(share: float, cost: float, hits: int) -> None:
-    """The table of section 4.3."""
+    """`share` of a request denoises, a hit costs `cost` of a full step, 50 steps, ratio .90; worked out by hand."""
     assert hits_needed(0.90, share, cost, 50) == hits
 
 

@@ -1,4 +1,4 @@
-"""Idea 17: who may win."""
+"""Check 17: who may win."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def timesteps(steps: int = 50, shift: float = 5.0) -> list[float]:
 @pytest.mark.parametrize("threshold", [0.05, 0.08])
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0])
 def test_equals_the_official_rule(signal: Signal, threshold: float, scale: float) -> None:
-    """Idea 28: host schedule = torch reference, 50 steps, both signals; both branches of the reference agree."""
+    """Check 28: host schedule = torch reference, 50 steps, both signals; both branches of the reference agree."""
     coefficients = PUBLISHED["t2v-1.3b", signal]
     values = embedder(scale).signal(signal, timesteps())
     reference = OfficialTeaCache(50, signal, coefficients, threshold)
@@ -129,7 +129,7 @@ def test_the_reference_comparison_sees_hits_and_full_steps() -> None:
     ],
 )
 def test_golden_lists_of_a_constant_change(threshold: float, golden: tuple[int, ...]) -> None:
-    """Idea 28: the accumulation by hand; a sum equal to the threshold computes."""
+    """Check 28: the accumulation by hand; a sum equal to the threshold computes."""
     # .02 * k in binary: .06 and .08 accumulate to .06 and .08 exactly as written (checked by the second row).
     assert teacache_schedule([0.1] * 11, [constant(0.02)], threshold, FREE).schedule.reuse == golden
 
@@ -141,7 +141,7 @@ def test_hits_keep_the_sum_and_forced_steps_clear_it() -> None:
 
 
 def test_negative_prediction_is_clamped() -> None:
-    """Idea 12: a negative P costs 0, and does not pay for later steps; unclamped it would."""
+    """Check 12: a negative P costs 0, and does not pay for later steps; unclamped it would."""
     changes = [0.0, 0.04, 0.04, 0.04, 0.0]
     rule = StageRule((0.0, 0.0, 0.0, 2.0, -0.04), None)  # P(0) = -.04, P(.04) = .04
     assert teacache_schedule(changes, [rule], 0.05, FREE).schedule.reuse == (1, 2, 4)
@@ -149,7 +149,7 @@ def test_negative_prediction_is_clamped() -> None:
 
 
 def test_out_of_range_computes_and_is_counted() -> None:
-    """Idea 12: below or above the calibrated range; the ends themselves are inside; forced steps are not counted."""
+    """Check 12: below or above the calibrated range; the ends themselves are inside; forced steps are not counted."""
     changes = [0.5, 0.01, 0.009, 0.02, 0.021, 0.015, 0.5]
     planned = teacache_schedule(changes, [identity((0.01, 0.02))], 1.0, LIMITS_2_1)
     assert planned.schedule.reuse == (2, 4, 6)
@@ -175,7 +175,7 @@ def test_any_stage_out_of_range_makes_the_step_full() -> None:
 
 
 def test_threshold_zero_reuses_nothing() -> None:
-    """Idea 27: with the clamp, threshold 0 is native; without it a negative P would hit."""
+    """Check 27: with the clamp, threshold 0 is native; without it a negative P would hit."""
     changes = [0.2] * 49
     rule = StageRule(PUBLISHED["t2v-1.3b", "e"], None)
     assert polynomial(rule.coefficients, 0.2) < 0
@@ -195,7 +195,7 @@ def test_threshold_zero_reuses_nothing() -> None:
     ),
 )
 def test_a_derived_schedule_obeys_its_limits(changes: list[float], threshold: float, limits: SkipLimits) -> None:
-    """Idea 13: warm-up, cool-down, hits in a row and anchors, for any signal; counted in steps, so branches and chains
+    """Check 13: warm-up, cool-down, hits in a row and anchors, for any signal; counted in steps, so branches and chains
     do not enter at all."""
     schedule = teacache_schedule(changes, [identity((0.0, 0.4))], threshold, limits).schedule
     steps = len(changes) + 1
@@ -213,7 +213,7 @@ def test_a_derived_schedule_obeys_its_limits(changes: list[float], threshold: fl
     [((5, 12), "step 5 of 50"), ((12, 42), "step 42 of 50"), ((12, 13), "step 13 is hit number 2 in a row")],
 )
 def test_explicit_schedules_are_held_to_their_limits(reuse: tuple[int, ...], words: str) -> None:
-    """Idea 13: the default limits keep steps 0-5 and 42-49 full, and allow no two hits in a row."""
+    """Check 13: the default limits keep steps 0-5 and 42-49 full, and allow no two hits in a row."""
     with pytest.raises(ScheduleError, match=words):
         SkipLimits().check(Schedule(50, reuse))
     SkipLimits().check(Schedule(50, (6, 8, 41)))
@@ -229,7 +229,7 @@ def test_min_anchors_delays_the_first_hit() -> None:
 
 @pytest.mark.parametrize("reuse", [(0,), (3, 2), (3, 3), (50,)])
 def test_malformed_schedules_are_refused(reuse: tuple[int, ...]) -> None:
-    """Idea 9: step 0 can never reuse."""
+    """Check 9: step 0 can never reuse."""
     with pytest.raises(ScheduleError):
         Schedule(50, reuse)
 

@@ -54,7 +54,7 @@ def walk(stage: StepCache, request: int, slope: float = 1.0, steps: range = rang
 
 
 def test_an_empty_schedule_is_native() -> None:
-    """Ideas 1, 27: mounted but every step full, the output is the very tensor the blocks returned."""
+    """Checks 1, 27: mounted but every step full, the output is the very tensor the blocks returned."""
     stage = cache(Linear())
     assert stage.admit(1, Schedule(STEPS), SIGMAS, BYTES) is None
     made = []
@@ -69,7 +69,7 @@ def test_an_empty_schedule_is_native() -> None:
 
 
 def test_a_hit_runs_no_block() -> None:
-    """Idea 2: reuse on, the second call with equal input runs 0 stacks and gives the same output; off, it runs 2."""
+    """Check 2: reuse on, the second call with equal input runs 0 stacks and gives the same output; off, it runs 2."""
     blocks, h = Blocks(2.0), torch.ones(HIDDEN)
     stage = cache()
     stage.admit(1, Schedule(2, (1,)), SIGMAS, BYTES)
@@ -82,7 +82,7 @@ def test_a_hit_runs_no_block() -> None:
 
 
 def test_branches_keep_their_own_residuals() -> None:
-    """Idea 11: residuals 2 and 10, input 1, scale 4: 11 + 4 (3 - 11) = -21 on both steps, each branch computed once."""
+    """Check 11: residuals 2 and 10, input 1, scale 4: 11 + 4 (3 - 11) = -21 on both steps, each computed once."""
     stage = cache()
     stage.admit(1, Schedule(2, (1,)), SIGMAS, BYTES)
     blocks: dict[Branch, Blocks] = {"positive": Blocks(2.0), "negative": Blocks(10.0)}
@@ -109,7 +109,7 @@ def test_linear_follows_a_linear_residual_and_hold_lags() -> None:
 
 @pytest.mark.parametrize("predictor", [Hold(), Linear()])
 def test_two_stages_that_skip_together_equal_one(predictor: Predictor) -> None:
-    """Section 2: h + r0 + r1 = h + r, so topologies share their quality; blocks here depend on their input."""
+    """h + r0 + r1 = h + r, so topologies share their quality; blocks here depend on their input."""
     schedule = Schedule(STEPS, (4, 6, 9))
     whole, first, second = (cache(predictor) for _ in range(3))
     for stage in (whole, first, second):
@@ -150,7 +150,7 @@ def test_missing_weights_fail_at_admission_and_reserve_nothing() -> None:
 
 
 def test_interleaved_requests_equal_lone_ones() -> None:
-    """Ideas 29, 9: A and B step by step on one stage, and each alone in a fresh one; also one after the other."""
+    """Checks 29, 9: A and B step by step on one stage, and each alone in a fresh one; also one after the other."""
     schedule = Schedule(STEPS, (4, 7))
     alone = []
     for slope in (1.0, -3.0):
@@ -172,7 +172,7 @@ def test_interleaved_requests_equal_lone_ones() -> None:
 
 
 def test_guidance_off_between_two_guided_requests() -> None:
-    """Ideas 8, 21: labels, not call parity: [+, -, +, +, -] stays aligned; an unknown label is an error."""
+    """Checks 8, 21: labels, not call parity: [+, -, +, +, -] stays aligned; an unknown label is an error."""
     stage = cache()
     schedule = Schedule(2, (1,))
     stage.admit(1, schedule, SIGMAS, BYTES)
@@ -188,7 +188,7 @@ def test_guidance_off_between_two_guided_requests() -> None:
 
 
 def test_drop_frees_everything_and_the_next_request_is_clean() -> None:
-    """Ideas 9, 26: cancel in the middle; the same id admitted again has no residual of the old one."""
+    """Checks 9, 26: cancel in the middle; the same id admitted again has no residual of the old one."""
     store = AnchorStore(10_000)
     stage = StepCache(Linear(), store, CPU)
     stage.admit(1, Schedule(STEPS, (4, 7)), SIGMAS, BYTES)
@@ -204,7 +204,7 @@ def test_drop_frees_everything_and_the_next_request_is_clean() -> None:
 
 
 def test_a_changed_shape_is_never_answered_with_a_residual() -> None:
-    """Idea 22: another resolution under the same id fails loudly."""
+    """Check 22: another resolution under the same id fails loudly."""
     stage = cache()
     stage.admit(1, Schedule(2, (1,)), SIGMAS, BYTES)
     stage.run(1, "positive", 0, torch.zeros(HIDDEN), Blocks(1.0))
@@ -238,7 +238,7 @@ def limits(steps: range, limit: float) -> ErrorLimits:
 
 
 def test_the_guard_trips_and_the_rest_is_full() -> None:
-    """Section 3.5: a bad prediction at a full step, seen two steps later, vetoes the later hits only."""
+    """A bad prediction at a full step, seen two steps later, vetoes the later hits only."""
     stage = cache(Hold(), limits=limits(range(1, STEPS), 0.5))
     stage.admit(1, Schedule(STEPS, (3, 6, 9)), SIGMAS, BYTES)
     # Hold misses step 1 by |1 - 0| / 1 = 1, above the limit; step 2 by |2 - 1| / 2 = .5, at it.
@@ -295,7 +295,7 @@ def test_a_veto_in_the_middle_keeps_walking() -> None:
 
 @pytest.mark.gpu
 def test_cuda_the_loop_waits_for_nothing() -> None:
-    """Idea 31, the stage cache's part: full steps, hits and guard checks under sync debug mode "error"."""
+    """Check 31, the stage cache's part: full steps, hits and guard checks under sync debug mode "error"."""
     device = torch.device("cuda")
     schedule = Schedule(STEPS, (4, 6, 9))
 

@@ -16,7 +16,7 @@ def weights() -> tuple[WanTimeTextImageEmbedding, dict[str, torch.Tensor]]:
 
 
 def test_both_signals_equal_diffusers_in_fp32() -> None:
-    """Idea 28: e before the cast to the model dtype, e0 its projection."""
+    """Check 28: e before the cast to the model dtype, e0 its projection."""
     module, state = weights()
     steps = [999.0, 731.0, 250.0, 3.0]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Ideas 3 and 4: what is refused before any weight is read, with what is supported."""
+"""Checks 3 and 4: what is refused before any weight is read, with what is supported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRANSFORMER = {"in_channels": 16, "out_channels": 16, "image_dim": None, "added_
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_wan_text_to_video_is_supported(dtype: str) -> None:
-    """float32 differs from the design's list on purpose: a profile pins its dtype, and CPU ranks serve in float32."""
+    """float32 as well: a profile pins its dtype, and CPU ranks serve in float32."""
     refuse_unsupported(INDEX, TRANSFORMER, dtype)
     refuse_unsupported({k: INDEX[k] for k in ("_class_name", "transformer")}, TRANSFORMER, dtype)  # older files
 

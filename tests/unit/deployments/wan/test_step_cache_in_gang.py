@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from deployments.wan.solver_state import SolverState
 from tests.checkpoints import write_wan_checkpoint
 from tests.gangs import Ask, GangSpec, StepCacheSpec, run_gang_with_reports
 
@@ -115,3 +117,65 @@ def test_a_guard_that_trips_on_one_rank_makes_all_ranks_full_from_one_step_on(
         GangSpec(folder, pp, cfg, step_cache=StepCacheSpec()), [[ask(text, "job", reuse=done)]], tmp_path
     )
     assert torch.equal(latents["job"], shorter["job"])
+
+
+@pytest.mark.parametrize(
+    ("pp", "cfg", "dtype"),
+    [(1, 1, torch.float32), (1, 2, torch.bfloat16), (2, 1, torch.bfloat16), (2, 2, torch.float32)],
+)
+def test_full_steps_of_a_cached_request_are_native_bit_for_bit(
+    folder: str, text: dict[str, Tensor], tmp_path: Path, pp: int, cfg: int, dtype: torch.dtype
+):
+    """Steps 0 to 7 keep residuals for the hit at 8 and change no bit: solver states of both requests are equal."""
+    states = tmp_path / "states"
+    states.mkdir()
+    spec = GangSpec(folder, pp, cfg, dtype=dtype, states=str(states), step_cache=StepCacheSpec())
+    waves = [
+        [ask(text, "native", reuse=(), checkpoint_every=8)],
+        [ask(text, "cached", reuse=(8,), checkpoint_every=8)],
+    ]
+    latents, _ = run_gang_with_reports(spec, waves, tmp_path)
+    native, cached = (SolverState.from_bytes((states / f"{job}-008").read_bytes()) for job in ("native", "cached"))
+    assert torch.equal(cached.latents, native.latents)
+    assert cached.numbers == native.numbers
+    assert cached.tensors.keys() == native.tensors.keys()
+    assert all(torch.equal(cached.tensors[name], native.tensors[name]) for name in native.tensors)
+    assert not torch.equal(latents["cached"], latents["native"])
+
+
+@pytest.mark.parametrize(("pp", "cfg"), [(1, 1), (2, 2)])
+def test_another_gang_goes_on_with_a_cached_request_bit_for_bit(
+    folder: str, text: dict[str, Tensor], tmp_path: Path, pp: int, cfg: int
+):
+    """After the loss of a gang its residuals are gone: the next one computes the two steps that hit 6 needs itself."""
+    states = tmp_path / "states"
+    states.mkdir()
+    spec = GangSpec(folder, pp, cfg, states=str(states), step_cache=StepCacheSpec())
+    whole, _ = run_gang_with_reports(spec, [[ask(text, "job", reuse=(6, 8), checkpoint_every=4)]], tmp_path)
+    resume = SolverState.from_bytes((states / "job-004").read_bytes())
+    fresh = GangSpec(folder, pp, cfg, step_cache=StepCacheSpec())
+    later, reports = run_gang_with_reports(fresh, [[ask(text, "later", reuse=(6, 8), resume=resume)]], tmp_path)
+    assert torch.equal(later["later"], whole["job"])
+    assert set(counts(reports["later"]).values()) == {(STEPS - 4 - 2, 2)}
+
+
+@pytest.mark.parametrize(("pp", "cfg"), [(1, 2), (2, 1), (2, 2)])
+def test_guidance_and_shape_may_change_from_request_to_request(
+    folder: str, text: dict[str, Tensor], tmp_path: Path, pp: int, cfg: int
+):
+    """Each request has another forerunner in the second gang, or none, and gives the same bits."""
+    guided = ask(text, "guided")
+    unguided = ask({"positive": text["positive"]}, "unguided", guidance=(1.0, 1.0))
+    wide = Ask("wide", text, (1, 16, 2, 4, 8), STEPS, reuse=REUSE)
+    spec = GangSpec(folder, pp, cfg, step_cache=StepCacheSpec())
+    one, reports = run_gang_with_reports(
+        spec, [[guided], [unguided], [wide], [replace(guided, job="guided again")]], tmp_path
+    )
+    other, _ = run_gang_with_reports(spec, [[wide], [unguided], [guided]], tmp_path)
+    for job in ("guided", "unguided", "wide"):
+        assert torch.equal(one[job], other[job]), job
+    assert torch.equal(one["guided"], one["guided again"])
+    hits = (STEPS - len(REUSE), len(REUSE))
+    assert counts(reports["unguided"]) == {(rank, "positive"): hits for rank in range(pp)}
+    assert counts(reports["guided again"]) == counts(reports["wide"]) == counts(reports["guided"])
+    assert len(counts(reports["guided"])) == 2 * pp
