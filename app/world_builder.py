@@ -18,7 +18,6 @@ from app.worlds.random_source import checkpoint_folder
 from app.worlds.world_card import WorldCard
 from app.worlds.world_driver import WorldDriver
 from cache_actors.world_cache_actor import WorldCacheClient, get_or_create
-from deployments.gang.router import GangRouter
 from deployments.gang.transport import Backend
 from deployments.lingbot.camera_path import CameraPolicy
 from deployments.lingbot.checkpoint import VAE_FILE, WorldCheckpoint, open_world_checkpoint, world_fingerprints
@@ -27,6 +26,7 @@ from deployments.lingbot.stage_session import session_bytes
 from deployments.lingbot.stream_config import STREAMS, StreamConfig
 from deployments.lingbot.text_replica import WorldTextReplica
 from deployments.lingbot.vae_replica import WorldVaeReplica
+from deployments.lingbot.world_gang_router import WorldGangRouter
 from deployments.lingbot.world_rank import WorldRankSpec
 from deployments.lingbot.world_replica import WorldReplica
 from deployments.storage import Storage
@@ -103,7 +103,7 @@ def _model(model: WorldModel, args: Worldstage, drain_s: float, health_period_s:
         num_replicas=topology.pp * topology.gangs,
         ray_actor_options=_actor_options(model.ranks),
         gang_scheduling_config=GangSchedulingConfig(gang_size=topology.pp),
-        request_router_config=RequestRouterConfig(request_router_class=GangRouter),
+        request_router_config=RequestRouterConfig(request_router_class=WorldGangRouter),
         # The driver bounds what is in flight; the rest is room for questions about windows.
         max_ongoing_requests=256,
         **common,

@@ -79,7 +79,9 @@ class GangCall:
         """
         keys = [key.hex() for key in path_keys(self.world.root, [c.canonical() for c in self.known])]
         for _ in range(STALE_TRIES):
-            window: Window = await self.handle.options(session_id=gang).window.remote(self.session, keys)
+            window: Window = await self.handle.options(session_id=f"{self.session}|{gang}").window.remote(
+                self.session, keys
+            )
             gang = window["gang"]
             plan = world_plan(
                 stages=self.stages,
@@ -107,7 +109,7 @@ class GangCall:
         task = world_task(self.session, self.world, path, plan, live=window["live"], policy=self.policy)
         blob = await asyncio.to_thread(self._blob, task, window["prompts"] if task.live else [])
         name = task.keys[-1] if task.keys else "start"
-        stream = self.handle.options(stream=True, session_id=gang).generate.remote(
+        stream = self.handle.options(stream=True, session_id=f"{self.session}|{gang}").generate.remote(
             f"{self.session}/{name}/{'' if self.new is None else 'new'}",
             {"task": task.to_json()},
             [blob],
@@ -163,7 +165,7 @@ async def park(handle: DeploymentHandle, session: str, gang: str, stages: int) -
         camera=CameraState(),
         prompts=(),
     )
-    stream = handle.options(stream=True, session_id=gang).generate.remote(
+    stream = handle.options(stream=True, session_id=f"{session}|{gang}").generate.remote(
         f"{session}/park", {"task": task.to_json()}, [], 0, 0, plan.digest
     )
     async for _ in stream:
