@@ -78,7 +78,7 @@ def use_onednn(module: nn.Module) -> None:
     """
     for conv in module.modules():
         if isinstance(conv, nn.Conv3d):
-            conv._conv_forward = partial(_onednn_convolution, conv)
+            conv._conv_forward = partial(_onednn_convolution, conv)  # type: ignore[method-assign]
 
 
 def _onednn_convolution(conv: nn.Conv3d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
