@@ -124,11 +124,11 @@ def test_a_job_says_when_it_will_be_done(http: httpx.Client):
     """
     ratios = []
     for seed in range(5):
-        job = create(http, seed=seed, num_inference_steps=100, num_frames=33)
+        job = create(http, seed=seed, num_inference_steps=400, num_frames=33)
         state = http.get(f"/v1/videos/{job}").json()
-        while state["step"] < 20 or state["phase"] != "denoising":
+        while state["step"] < 80 or state["phase"] != "denoising":
             assert state["status"] in ("queued", "in_progress"), state
-            time.sleep(0.005)
+            time.sleep(0.05)  # asking takes the job's own cores: a client that asks all the time slows it
             state = http.get(f"/v1/videos/{job}").json()
         asked = time.time()
         finish(http, job)
