@@ -160,6 +160,8 @@ class Waiter:
             self._on_step(done)
 
     def on_result(self, result: Result, seconds: float) -> None:
+        if result.saved is not None:
+            result.saved.result()  # as the replica waits before it calls the job denoised
         self.result = result
         self.ended.set()
 

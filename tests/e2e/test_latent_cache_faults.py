@@ -16,7 +16,7 @@ from tests.e2e.frames import finish, frames
 from tests.latent_serving import audit, run, settled, write_map
 from tests.serving import Serving, config, model, refused, serving, wait_until
 
-pytestmark = pytest.mark.timeout(600)  # the start of a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the start of a busy machine
 STEPS, SKIPPED = 50, 10
 ACTOR = "ray::LatentCacheHost"
 

@@ -46,6 +46,7 @@ def proved(out: Path, pp: int, window: int, sink: int, *options: str) -> dict[st
     return manifest
 
 
+@pytest.mark.slow
 def test_a_fork_and_a_repeat_in_other_processes_have_the_bytes_of_cold_runs(tmp_path: Path) -> None:
     """Chunks of 2 latents, window 5 and sink 1: the third chunk drops half a chunk from the window."""
     short = ("--size", "16x32", "--chunk", "2", "--frame-num", "21", "--prefix-chunks", "1")

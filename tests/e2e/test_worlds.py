@@ -238,6 +238,7 @@ def test_a_deleted_world_is_gone(client: Client, served: Serving):
     assert not files.exists() or not any(files.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["rank 1 small-world", "rank 0 small-world", "world-driver", "vae small-world", "world-cache"]
 )
