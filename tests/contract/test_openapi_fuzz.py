@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.errors import Unsatisfiable
-from schemathesis import Case, GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from app.api.application import make_app
 from app.config import Http
 from tests.fake_jobs import FakeJobs, card
+from tests.fuzzing import fuzz_operation
 
 CASES = 24
 """Of each kind, for each operation with input, valid and broken: well above the 200 in all that are promised."""
@@ -47,26 +44,7 @@ def test_generated_requests_get_documented_answers(jobs: FakeJobs):
     for found in schema.get_all_operations():
         operation = found.ok()
         ids = [None, {"video_id": "video_1"}] if "{video_id}" in operation.path else [None]
-        for mode in GenerationMode:
-            for path_parameters in ids:
-
-                @settings(
-                    max_examples=CASES,
-                    deadline=None,
-                    database=None,
-                    derandomize=True,
-                    phases=[Phase.generate],
-                    suppress_health_check=list(HealthCheck),
-                )
-                @given(case=operation.as_strategy(mode, path_parameters=path_parameters))
-                def check(case: Case) -> None:
-                    answer = case.call()
-                    statuses[answer.status_code] += 1
-                    assert answer.status_code < 500
-                    case.validate_response(answer, excluded_checks=NOT_CHECKED)
-
-                with contextlib.suppress(Unsatisfiable):  # an operation without input has nothing to break
-                    check()
+        fuzz_operation(operation, ids, CASES, statuses, NOT_CHECKED)
     print(sorted(statuses.items()), statuses.total())
     assert statuses.total() >= 200
     assert {200, 400, 404} <= set(statuses)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from typing import Any
 
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis.errors import Unsatisfiable
-from schemathesis import Case, GenerationMode
 from schemathesis.checks import load_all_checks
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
@@ -17,6 +13,7 @@ from app.api.application import make_app
 from app.config import Http
 from tests.fake_jobs import FakeJobs
 from tests.fake_worlds import BODY, FakeWorlds, surface
+from tests.fuzzing import fuzz_operation
 
 CASES = 12
 """Of each kind, for each operation."""
@@ -41,26 +38,8 @@ def test_generated_requests_get_documented_answers():
     for found in schema.include(path_regex="^/v1/worlds").get_all_operations():
         operation = found.ok()
         named = {name: value for name, value in known.items() if f"{{{name}}}" in operation.path}
-        for mode in GenerationMode:
-            for path_parameters in [None, named] if named and operation.method.upper() != "DELETE" else [None]:
-
-                @settings(
-                    max_examples=CASES,
-                    deadline=None,
-                    database=None,
-                    derandomize=True,
-                    phases=[Phase.generate],
-                    suppress_health_check=list(HealthCheck),
-                )
-                @given(case=operation.as_strategy(mode, path_parameters=path_parameters))
-                def check(case: Case) -> None:
-                    answer = case.call()
-                    statuses[answer.status_code] += 1
-                    assert answer.status_code < 500
-                    case.validate_response(answer, excluded_checks=NOT_CHECKED)
-
-                with contextlib.suppress(Unsatisfiable):  # an operation without input has nothing to break
-                    check()
+        paths = [None, named] if named and operation.method.upper() != "DELETE" else [None]
+        fuzz_operation(operation, paths, CASES, statuses, NOT_CHECKED)
     print(sorted(statuses.items()), statuses.total())
     assert statuses.total() >= 200
     assert {200, 400, 404} <= set(statuses)
